@@ -8,6 +8,7 @@ JSON object goes to stdout.
 from __future__ import annotations
 
 import json as _json
+import os
 import re
 import signal
 import sys
@@ -131,8 +132,12 @@ def run(call: Callable[[], Any], *, as_json: bool = False) -> int:
     except HowdahError as caught:
         error = caught
     except Exception as defect:
-        alerting.ended(_invoked[0], defect, 1)
-        raise
+        if not _without_directory():
+            alerting.ended(_invoked[0], defect, 1)
+            raise
+        error = UsageError(
+            "the working directory was removed", remedy="change to a directory that exists"
+        )
     try:
         if as_json:
             print(shown(_json.dumps(error.as_dict(), ensure_ascii=False)))
@@ -142,6 +147,15 @@ def run(call: Callable[[], Any], *, as_json: bool = False) -> int:
     say(f"howdah: {render(error)}")
     alerting.ended(_invoked[0], error, error.exit_code)
     return error.exit_code
+
+
+def _without_directory() -> bool:
+    """Whether another process has removed this one's working directory: no relative path works."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def main(commands: typer.Typer = app) -> None:
@@ -157,9 +171,10 @@ def main(commands: typer.Typer = app) -> None:
         except typer.TyperException as error:
             context = getattr(error, "ctx", None)
             command = context.command_path if context else "howdah"
-            if type(error).__name__ == "NoArgsIsHelpError":  # the help is on stdout by now
-                return 2
             text = error.format_message() if hasattr(error, "format_message") else str(error)
+            if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
+                print(text)
+                return 2
             missing_command = re.match(r"No such command '(\S+)'", text)
             missing = getattr(error, "option_name", None) or (
                 missing_command and missing_command[1]

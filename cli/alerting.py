@@ -6,8 +6,8 @@ from howdah.cli import common
 from howdah.errors import HowdahError
 
 _COMMANDS = {"drift", "etl", "gate", "publish", "score", "submit", "train", "tune"}
-_NONE = (0, 2, 130, 143)
-"""Exit codes that are not failures: success, wrong arguments, interrupted."""
+_NO_FAILURES = (0, 2, 130, 143)
+"""Exit codes of success, wrong arguments and interruptions."""
 
 
 def ended(command: str | None, error: BaseException | None, code: int) -> None:
@@ -26,7 +26,7 @@ def ended(command: str | None, error: BaseException | None, code: int) -> None:
     if error is None:
         if code == 0:
             alerts.succeeded(config, command, say=common.say)
-        if code not in _NONE:
+        if code not in _NO_FAILURES:
             what = alerts.run_error(config) or f"howdah {command} ended with exit code {code}"
             alerts.of_error(config, command, HowdahError(what), say=common.say)
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json as _json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -104,7 +105,7 @@ def under(paths: Sequence[str]) -> None:
     """Apply the policies in these files to everything that this process does.
 
     Raises:
-        ConfigError, NotFound: a file is no policy, or does not exist.
+        ConfigError, NotFound: a file is not a policy, or does not exist.
     """
     _POLICIES[:], _JUDGES[:] = paths, []
     if paths:
@@ -154,8 +155,6 @@ def chosen(path: str | None, overrides: list[str] | None) -> str | None:
     Raises:
         UsageError: no key of a run is given at all; by defaults alone it would be some other run.
     """
-    import os
-
     from howdah.errors import UsageError
 
     path = usual(path)
@@ -171,15 +170,13 @@ def chosen(path: str | None, overrides: list[str] | None) -> str | None:
 
 def usual(path: str | None) -> str | None:
     """The configuration that is named, else ./run.yaml, with a line that says so; None: neither."""
-    import os
-
     if path is None and os.path.isfile(_USUAL):
         say(f"no --config: {os.path.abspath(_USUAL)} is used")
         return _USUAL
     return path
 
 
-def load(path: str | None, overrides: list[str] | None):
+def load(path: str | None, overrides: list[str] | None) -> Config:
     """The checked configuration, if the policies allow it; its `run` section configures storage."""
     from howdah import storage
     from howdah.config import loader
@@ -213,8 +210,6 @@ def typed(
 
 def note_command() -> None:
     """Let run.json say which command began the run: the ranks are processes of other commands."""
-    import os
-
     from howdah.models.runs.command import VARIABLE, shown_command
 
     os.environ[VARIABLE] = shown_command(sys.argv)
@@ -246,28 +241,16 @@ def login(section: YarnSection | SparkOptions | None) -> AbstractContextManager[
     return contextlib.nullcontext() if section is None else logged_in(*section.login)
 
 
-def load_to_begin(
-    path: str | None,
-    overrides: list[str] | None,
-    section: Callable[[Config], YarnSection | SparkOptions | None] = lambda config: None,
-):
-    """Load the configuration of a new run, with one version in place of a published model.
-
-    Args:
-        section: whose keytab the command logs in with, by its configuration (None: with none): the
-            model may lie on a cluster with Kerberos.
-    """
-    return pinned(load(path, overrides), section)
-
-
 def pinned(
     checked: Config,
     section: Callable[[Config], YarnSection | SparkOptions | None] = lambda config: None,
 ) -> Config:
-    """A configuration with one version in place of a published model, and lines that say which.
+    """The configuration of a new run: with one version in place of a published model, and lines
+    that say which.
 
     Args:
-        section: see `load_to_begin`.
+        section: whose keytab the command logs in with, by its configuration (None: with none): the
+            model may lie on a cluster with Kerberos.
     """
     from howdah.models.base import with_pinned_base
 

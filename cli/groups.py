@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
+from howdah.errors import Interrupted
+
 
 class Command(NamedTuple):
     """A command in the help of all of them."""
@@ -78,6 +80,13 @@ class Commands(TyperGroup):
         for name in self.commands.keys() - COMMANDS:
             self.commands[name].hidden = True
         _say_what_to_write(self)
+
+    def invoke(self, ctx: typer.Context) -> Any:
+        """Run the command. Typer would end it without a word at a Ctrl-C."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted") from None
 
     def list_commands(self, ctx: typer.Context) -> list[str]:
         """The names in the order of the help."""

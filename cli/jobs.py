@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,8 +19,8 @@ from howdah.cli.common import (
     answer,
     chosen,
     load,
-    load_to_begin,
     note_command,
+    pinned,
     say,
     typed,
 )
@@ -72,12 +72,6 @@ def _tokens(config: Config) -> list[bytes]:
     from howdah.serving.http import access
 
     return access.tokens(config.serve.token_file)
-
-
-def _all_clusters(config: Config) -> Iterator[Any]:
-    """Those whose applications `howdah ps` lists: one stands for this machine, Spark and Ray."""
-    yield cluster_of("local", config)
-    yield cluster_of("yarn", config)
 
 
 def _is_id(text: str) -> bool:
@@ -177,8 +171,8 @@ def submit(
 ) -> None:
     """Submit a training job to YARN, this machine, Spark or Ray: its id, and how to follow it."""
     overrides = [*(set or []), *([] if on is None else [f"job.on={on}"])]
-    checked = load_to_begin(
-        chosen(config, set), overrides, lambda c: c.yarn if c.job.on == "yarn" else None
+    checked = pinned(
+        load(chosen(config, set), overrides), lambda c: c.yarn if c.job.on == "yarn" else None
     )
     note_command()
     cluster = cluster_of(checked.job.on, checked, etl=etl)
@@ -329,7 +323,7 @@ def _scale_arguments(arguments: list[str]) -> tuple[str | None, int]:
         UsageError: there is no positive number of workers, or too many arguments.
     """
     *job, workers = arguments
-    if len(job) > 1 or not workers.isdigit() or int(workers) < 1:
+    if len(job) > 1 or not workers.isdecimal() or int(workers) < 1:
         raise UsageError(
             "how many workers?", expected="howdah scale [JOB] WORKERS", got=" ".join(arguments)
         )
@@ -349,7 +343,8 @@ def ps(
     from howdah.jobs.status.text import ps_lines
 
     rows, user = [], None
-    for cluster in _all_clusters(loader.from_dict({})):
+    for name in ("local", "yarn"):  # the first one stands for Spark and Ray too
+        cluster = cluster_of(name, loader.from_dict({}))
         rows += cluster.listed(all_users=all_users, finished=all_states)
         user = cluster.user or user
     answer({"user": user, "jobs": rows}, json, ps_lines(rows))

@@ -7,6 +7,7 @@ that ends; two commands never wait for one job; rank 0 writes to the terminal it
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json as _json
 import os
 import signal
@@ -217,7 +218,7 @@ def _live(job: Application) -> dict[str, Any]:
         return status
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with (
-        contextlib.suppress(OSError, ValueError),
+        contextlib.suppress(OSError, ValueError, http.client.HTTPException),  # it may end meanwhile
         opener.open(page + "status.json", timeout=_PAGE_SECONDS) as answer,
     ):
         return _json.loads(answer.read())

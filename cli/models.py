@@ -23,7 +23,7 @@ from howdah.cli.common import (
     typed,
 )
 from howdah.cli.groups import ModelCommands
-from howdah.errors import CheckFailed, HowdahError, UsageError
+from howdah.errors import CheckFailed, UsageError
 
 app = typer.Typer()
 group = typer.Typer(
@@ -88,16 +88,12 @@ def reviewer(anyway: bool):
 
 def _show_judgement(directory: str):
     """Print the verdict on a run, as `howdah train` did at its end; None: it is not known."""
-    from howdah.serving.report import report
+    from howdah.cli.training.judgement import renewed
 
-    try:
-        judgement = report.renew(directory, say)
-    except HowdahError as error:
-        say(f"the verdict is not known: {error.what} ({error.where})")
-        return None
-    for line in () if judgement is None else (judgement.verdict.line, judgement.line):
+    judged = renewed(directory)
+    for line in () if judged is None else (judged.verdict.line, judged.line):
         say(line)
-    return judgement
+    return judged
 
 
 @app.command()

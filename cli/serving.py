@@ -6,7 +6,6 @@ are for it, too.
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -92,15 +91,11 @@ def _overrides(options: dict[str, Any]) -> list[str]:
 
 
 def _serve(model: str, checked: Any, as_json: bool) -> None:
-    from howdah.serving.server import Started, serve
-
-    def ready(started: Started) -> None:
-        answer(started.as_dict(), as_json, [])
-        sys.stdout.flush()
+    from howdah.serving.server import serve
 
     serve(
-        model, checked.serve, publish_directory=checked.publish.directory, say=say, ready=ready,
-        limits=getattr(checked, "drift", None),
+        model, checked.serve, publish_directory=checked.publish.directory, say=say,
+        ready=lambda started: answer(started.as_dict(), as_json, []), limits=checked.drift,
     )  # fmt: skip
 
 
@@ -120,13 +115,9 @@ def _serve_by_ray(model: str, checked: Any, of_ray: dict[str, Any], as_json: boo
         versions.append(open_version(other, checked.publish.directory))
         part = require_comparable(*versions, share)
 
-    def ready(what: dict) -> None:
-        answer(what, as_json, [])
-        sys.stdout.flush()
-
     ray_serve.serve(
         versions, part, checked.serve, replicas=replicas, queue=of_ray["queue"] or 64,
-        say=say, ready=ready,
+        say=say, ready=lambda started: answer(started, as_json, []),
     )  # fmt: skip
 
 

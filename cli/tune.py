@@ -12,8 +12,9 @@ from howdah.cli.common import (
     Overrides,
     answer,
     chosen,
-    load_to_begin,
+    load,
     login,
+    pinned,
     refused,
     say,
     typed,
@@ -52,7 +53,7 @@ def tune(
     """Find hyperparameters: train trials of tune.space, stop those behind, name the best."""
     if join and status:
         raise UsageError("give --join or --status, not both")
-    checked = load_to_begin(chosen(config, set), set, _section)
+    checked = pinned(load(chosen(config, set), set), _section)
     from howdah.tuning import tune as studies
 
     with login(_section(checked)):  # the trials' files are read while they train

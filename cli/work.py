@@ -24,7 +24,6 @@ from howdah.cli.common import (
     chosen,
     cross_validate,
     load,
-    load_to_begin,
     login,
     note_command,
     pinned,
@@ -97,7 +96,7 @@ def etl(
     json: AsJson = False,
 ) -> None:
     """Clean, de-duplicate, split and tokenise the source into TFRecord shards with a manifest."""
-    checked = load_to_begin(chosen(config, set), set, lambda config: config.data.spark)
+    checked = pinned(load(chosen(config, set), set), lambda config: config.data.spark)
     if compact:
         _compact(checked, json)
         return
@@ -247,7 +246,7 @@ def plan(
     from howdah.cli.training import plan_table
     from howdah.training.planning.preview import preview, scaling_lines, scaling_preview
 
-    checked = load_to_begin(chosen(config, set), set)
+    checked = pinned(load(chosen(config, set), set))
     summary = preview(checked, world=np)
     summary |= plan_table.estimated(checked, summary, np)
     lines = plan_table.lines(summary)

@@ -23,7 +23,7 @@ from typing import Any
 
 from howdah import redact, storage
 from howdah.config.model import Config
-from howdah.config.options.alerts import KINDS, AlertKind, AlertsSection
+from howdah.config.options.alerts import KINDS, AlertKind
 from howdah.core import shorten
 from howdah.core.processes import session_members
 from howdah.core.user import user_and_host
@@ -49,20 +49,22 @@ _NEWS_AGAIN_SECONDS = 12 * 3600.0
 """Seconds after which the same event is sent again: retries of one night are one event, two
 nights are two. A storage's clock is compared with this machine's; minutes between them do not
 matter here."""
-_LOW_DISK = "low"
 _LEAST_FREE_BYTES = 5 * 2**30
 """Less free space than this where the run directory lies is an alert: six checkpoints of a base
 model (0.8 GiB each), so that somebody can act before a save fails."""
 _TIMEOUT_SECONDS = 10.0
 """How long the command may take: a job's driver sends from a thread of its own, but the end of a
 command waits for it."""
+_bounded = storage.waiting_at_most(5.0)
+"""Decorates what asks storage, in seconds: the alert may be that it does not answer, and a job's
+driver retries for half an hour."""
 Say = Callable[[str], None]
 
 
 def kind_of(error: BaseException, command: str) -> AlertKind | None:
-    """The kind of alert that an error of a command is; None: it is none.
+    """The kind of alert for an error of a command; None: it is not sent.
 
-    Wrong arguments and interruptions are none: the user who typed them knows.
+    Wrong arguments and interruptions are not: the user who typed them knows.
     """
     if isinstance(error, KeyboardInterrupt | UsageError | Interrupted | Terminated):
         return None
@@ -75,6 +77,7 @@ def kind_of(error: BaseException, command: str) -> AlertKind | None:
     return "failure"
 
 
+@_bounded
 def run_error(config: Config) -> str | None:
     """The error that a failed run has left in run.json; None: there is none."""
     run = _run_json(config.run.directory)
@@ -116,6 +119,7 @@ def _shown(command: str) -> str:
     return f"howdah {command}"
 
 
+@_bounded
 def _forget(config: Config, matches: Callable[[dict[str, Any]], bool], say: Say) -> None:
     try:
         for directory in (config.run.directory, config.model_directory):
@@ -130,9 +134,9 @@ def _forget(config: Config, matches: Callable[[dict[str, Any]], bool], say: Say)
         say(f"warning: markers of earlier alerts stay: {_brief(error)}")
 
 
+@_bounded
 def low_disk(config: Config, *, say: Say) -> None:
     """Send an alert of kind disk if less than _LEAST_FREE_BYTES are free; never raises."""
-    least = _LEAST_FREE_BYTES
     if "disk" not in config.alerts.on or not config.alerts.asks:
         return
     try:
@@ -143,15 +147,16 @@ def low_disk(config: Config, *, say: Say) -> None:
     except (HowdahError, OSError) as error:
         say(f"warning: the free space of {config.run.directory} is not known: {_brief(error)}")
         return
-    if free is not None and free < least:
+    if free is not None and free < _LEAST_FREE_BYTES:
         send(
-            config, "disk", f"{free:,} bytes are free, less than {least:,}",
-            where=config.run.directory, about={"free_bytes": free}, event=_LOW_DISK, say=say,
+            config, "disk", f"{free:,} bytes are free, less than {_LEAST_FREE_BYTES:,}",
+            where=config.run.directory, about={"free_bytes": free}, event="low", say=say,
         )  # fmt: skip
     elif free is not None:
         _forget(config, lambda alert: "free_bytes" in alert, say)
 
 
+@_bounded
 def send(
     config: Config,
     kind: AlertKind,
@@ -198,10 +203,14 @@ def send(
         )
         if not _first(marker, alert, say):
             return False
-        sent = _deliver(alerts, alert, say)
-        if not sent:  # the next attempt is to try again
-            storage.remove(marker)
-        return sent
+        data = json.dumps(alert, ensure_ascii=False).encode("utf-8", "replace")
+        problem = _run(alerts.command, data)
+        if problem is not None:
+            say(f"warning: the alert did not reach the command: {problem}")
+            storage.remove(marker)  # the next attempt is to try again
+            return False
+        say(f"alert sent: {alert['kind']}: {alert['what']}")
+        return True
     except Exception as error:  # noqa: BLE001 - an alert must never fail what it reports
         say(f"warning: the alert ({kind}) was not sent: {_brief(error)}")
         return False
@@ -259,19 +268,7 @@ def _first(marker: str, alert: dict[str, Any], say: Say) -> bool:
     return True
 
 
-def _deliver(alerts: AlertsSection, alert: dict[str, Any], say: Say) -> bool:
-    if alerts.command is None:
-        return False
-    data = json.dumps(alert, ensure_ascii=False).encode("utf-8", "replace")
-    problem = _run(alerts.command, data, _TIMEOUT_SECONDS)
-    if problem is not None:
-        say(f"warning: the alert did not reach the command: {problem}")
-        return False
-    say(f"alert sent: {alert['kind']}: {alert['what']}")
-    return True
-
-
-def _run(argv: list[str], data: bytes, seconds: float) -> str | None:
+def _run(argv: list[str], data: bytes) -> str | None:
     """Run a command with the alert on its stdin; what went wrong, or None.
 
     At the end of its time it is killed with all that it has started.
@@ -284,9 +281,9 @@ def _run(argv: list[str], data: bytes, seconds: float) -> str | None:
     except (OSError, ValueError) as error:
         return f"{argv[0]}: {_brief(error)}"
     try:
-        _, errors = process.communicate(data, timeout=seconds)
+        _, errors = process.communicate(data, timeout=_TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
-        return f"{argv[0]} took longer than {seconds:g} s"
+        return f"{argv[0]} took longer than {_TIMEOUT_SECONDS:g} s"
     finally:
         for pid in session_members(process.pid):
             with contextlib.suppress(ProcessLookupError, PermissionError):

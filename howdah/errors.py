@@ -212,7 +212,7 @@ class Terminated(HowdahError):
 class TerminationSignal(BaseException):
     """SIGTERM, raised in a command's main thread wherever it is.
 
-    Not an Exception, as KeyboardInterrupt is none: code that goes on after a failure would take it
+    Like KeyboardInterrupt it is not an Exception: code that goes on after a failure would take it
     for one, and the command would not end. It becomes `Terminated` where the command ends.
     """
 

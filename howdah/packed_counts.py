@@ -38,14 +38,14 @@ class PackedCounts(Mapping[str, int]):
         """From what `text` gave.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it did not.
         """
         try:
             raw = zlib.decompress(base64.b64decode(text, validate=True))
         except (binascii.Error, zlib.error) as error:
-            raise ValueError(f"no counts of labels: {error}") from None
+            raise ValueError(f"not counts of labels: {error}") from None
         if len(raw) % 8:
-            raise ValueError("no counts of labels: half a number")
+            raise ValueError("not counts of labels: half a number")
         counts = cls({})
         counts._labels.extend(accumulate(_ints(raw[: len(raw) // 2])))
         counts._rows.extend(_ints(raw[len(raw) // 2 :]))

@@ -1,4 +1,4 @@
-"""What is known of a run besides its metrics: which command began it, what it has used."""
+"""Names of the files that describe a run, or several, in their directory."""
 
 RUN_JSON = "run.json"
 """A run's record in its directory: its identity, attempts, metrics and hours. The run itself writes

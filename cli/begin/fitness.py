@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 from howdah import storage
 from howdah.config.model import Config
 from howdah.data.manifest import load_dataset
@@ -14,22 +12,21 @@ from howdah.etl import peek
 from howdah.models.version import find_version
 
 
+@storage.waiting_at_most(10.0)  # seconds; a NameNode that does not answer is a finding
 def check(config: Config) -> list[Check]:
     """Findings about the base model, the source, the dataset and the cluster."""
-    makers: dict[str, Callable[[Config], Check]] = {
-        "base model": _base, "source": _source, "dataset": _dataset, "cluster": _cluster,
-    }  # fmt: skip
-    return list(_each(config, makers))
-
-
-def _each(config: Config, makers: dict[str, Callable[[Config], Check]]) -> Iterator[Check]:
-    for name, make in makers.items():
+    findings = []
+    for name, check_one in (
+        ("base model", _base), ("source", _source), ("dataset", _dataset), ("cluster", _cluster),
+    ):  # fmt: skip
         try:
-            yield make(config)
+            findings.append(check_one(config))
         except HowdahError as error:
             problems = [problem.what for problem in error.problems]
             got = "; ".join(part for part in (error.where, error.got, *problems) if part)
-            yield Check(name, "fail", f"{error.what}: {got}" if got else error.what, error.remedy)
+            what = f"{error.what}: {got}" if got else error.what
+            findings.append(Check(name, "fail", what, error.remedy))
+    return findings
 
 
 def _base(config: Config) -> Check:

@@ -14,6 +14,7 @@ from howdah.config.data import CsvOptions, DataSection
 from howdah.config.model import ModelSection
 from howdah.config.yaml_text import flow
 from howdah.core.cache import cache_root
+from howdah.core.terminal import as_cell
 from howdah.data.files import peek
 from howdah.data.files.peek import Sample
 from howdah.data.targets import label_name
@@ -69,7 +70,7 @@ def _lines(
     name = _PLAIN.sub("-", storage.name(path).split(".")[0]).strip("-._") or "run"
     which = "all" if sample.whole else "the first"
     yield f"# Howdah run configuration, from a look at {which} {len(sample.rows):,} rows of"
-    yield f"# {sample.path}."
+    yield f"# {as_cell(sample.path)}."
     yield "# `howdah config explain KEY` explains a key, `howdah config explain` lists all of them."
     yield "run:"
     yield "  # Name of the run."

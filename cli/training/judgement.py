@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from howdah import storage
-from howdah.cli.common import answer, cross_validate, load, load_to_begin, say
+from howdah.cli.common import answer, cross_validate, load, pinned, say
 from howdah.config.metric_table import SHOWN
 from howdah.config.model import Config
 from howdah.core.terminal import as_table
@@ -29,12 +29,7 @@ def conclude(config: Config, publish: str) -> tuple[dict[str, Any], list[str]]:
     page = storage.join(directory, REPORT)
     result: dict[str, Any] = {**outcome.summary(directory), "report": storage.absolute(page)}
     lines = []
-    try:
-        judged = report.renew(directory, say)
-    except HowdahError as error:
-        say(f"the verdict is not known: {error.what} ({error.where})")
-        judged = None
-    state = ""
+    judged, state = renewed(directory), ""
     if judged is not None:
         state = judged.verdict.state
         result |= judged.as_dict()
@@ -43,12 +38,22 @@ def conclude(config: Config, publish: str) -> tuple[dict[str, Any], list[str]]:
     return result, [*lines, f"report: {result['report']}", f"next: {result['next']}"]
 
 
+def renewed(directory: str) -> report.Judgement | None:
+    """The judgement of a run as it is now; None: it has no evaluated split, or a line says why it
+    is not known."""
+    try:
+        return report.renew(directory, say)
+    except HowdahError as error:
+        say(f"the verdict is not known: {error.what} ({error.where})")
+        return None
+
+
 def evaluate_baseline(
     path: str | None, overrides: list[str] | None, folds: int | None, json: bool
 ) -> None:
     """Measure the baseline of a configuration's dataset, or of each fold of its source."""
     if folds is not None:
-        cross_validate(load_to_begin(path, overrides), folds, json, baseline=True)
+        cross_validate(pinned(load(path, overrides)), folds, json, baseline=True)
         return
     config = load(path, overrides)
     measured = measure_baseline(config, progress=say)

@@ -17,7 +17,7 @@ from typing import NamedTuple, assert_never
 from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F
 
-from howdah.config.data import ConflictOptions, DedupOptions
+from howdah.config.options.dedup import ConflictOptions, DedupOptions
 from howdah.config.splits import TEST, VALIDATION
 from howdah.config.tasks import Task
 from howdah.etl.rows import leaders, near

@@ -24,7 +24,7 @@ class HowdahCommandFailed(AirflowException):
     """
 
     def __init__(self, error: Mapping[str, Any], code: int) -> None:
-        super().__init__(text_of(error))
+        super().__init__(render(HowdahError.from_dict(error)))
         self.details = dict(error)
         self.code = code
 
@@ -43,8 +43,3 @@ def failed(error: Mapping[str, Any], code: int) -> HowdahCommandFailed:
 def of_error(error: HowdahError) -> HowdahCommandFailed:
     """The exception to raise for a HowdahError of this process."""
     return failed(error.as_dict(), error.exit_code)
-
-
-def text_of(error: Mapping[str, Any]) -> str:
-    """The error object as the text that `howdah` prints."""
-    return render(HowdahError.from_dict(error))

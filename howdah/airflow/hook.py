@@ -11,14 +11,12 @@ from typing import Any
 
 from airflow.sdk import BaseHook, Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
-from airflow.sdk.log import amask_secret, mask_secret, redact
+from airflow.sdk.log import mask_secret, redact
 
-from howdah import storage
 from howdah.airflow import CONNECTION_TYPE, DEFAULT_CONNECTION, failures
 from howdah.airflow.form import daily, left_out, trigger_form
 from howdah.airflow.runner import runners, settings
 from howdah.config import loader as configs
-from howdah.config.loader import to_yaml
 from howdah.errors import ConfigError, HowdahError
 from howdah.policy import rules as policies
 from howdah.policy.check import Judge
@@ -63,18 +61,6 @@ class HowdahHook(BaseHook):
                 mask_secret(value, name)  # if the name is that of a secret
         return self._settings
 
-    async def asettings(self) -> settings.ConnectionSettings:
-        """The Connection's fields, checked, without blocking a triggerer's event loop."""
-        if self._settings is None:
-            try:
-                connection: Connection | None = await self.aget_connection(self.conn_id)
-            except AirflowNotFoundException:
-                connection = None
-            self._settings = self._checked(connection)
-            for name, value in self._settings.environment.items():
-                await amask_secret(value, name)
-        return self._settings
-
     def _checked(self, connection: Connection | None) -> settings.ConnectionSettings:
         with refusals():
             if connection is None:
@@ -93,11 +79,6 @@ class HowdahHook(BaseHook):
                     got=connection.conn_type,
                 )
             return settings.from_extra(connection.extra_dejson, self.conn_id)
-
-    @property
-    def on(self) -> str:
-        """Where runs train that do not say it: "local" or "yarn"."""
-        return self.settings.on
 
     @property
     def run_root(self) -> str:
@@ -122,7 +103,8 @@ class HowdahHook(BaseHook):
                     policy.defaults, trigger_form.sections(trigger_form.installed_defaults())
                 )
                 tables, paths = self._granted()
-                roots = list(dict.fromkeys([*policy.roots, self._root(), *paths]))
+                root = self._whole(self.run_root) or self.run_root
+                roots = list(dict.fromkeys([*policy.roots, root, *paths]))
                 update = {
                     "roots": roots, "tables": list(dict.fromkeys([*policy.tables, *tables])),
                     "defaults": defaults, "name": policy.name or name,
@@ -145,13 +127,6 @@ class HowdahHook(BaseHook):
         if self.settings.ssh_conn_id is not None:
             return None
         return os.path.normpath(os.path.join(self._directory(), os.path.expanduser(path)))
-
-    def _root(self) -> str:
-        """run_root, made absolute if it is a directory of this machine."""
-        fields, root = self.settings, self.run_root
-        if fields.ssh_conn_id is None and storage.is_local(root) and "://" not in root:
-            return os.path.join(self._directory(), os.path.expanduser(root))
-        return root
 
     def _directory(self) -> str:
         return self.settings.working_directory or _airflow_home()
@@ -261,9 +236,9 @@ class HowdahHook(BaseHook):
             policy = policies.to_yaml(self.policy)
         if config is not None:
             with refusals():
-                text = to_yaml(left_out.put_back(config))
+                text = configs.to_yaml(left_out.put_back(config))
             arguments = [*arguments, "--config", "-"]
-        handle = on_line or self._to_log
+        handle = on_line or (lambda line: self.log.info("%s", line))
         with refusals():
             done = self.runner().run(
                 arguments, config=text, policy=policy, on_line=lambda line: handle(masked(line)),
@@ -280,9 +255,6 @@ class HowdahHook(BaseHook):
             "where": self.runner().where,
             "got": "\n".join([f"exit code {done.code}", *done.tail]),
         }
-
-    def _to_log(self, line: str) -> None:
-        self.log.info("%s", line)
 
     def cancel(self, seconds: float = 60.0) -> None:
         """End the running command gracefully; may be called from a signal handler."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import howdah.airflow.required
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -18,7 +18,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
 from airflow.sdk.execution_time.xcom import XCom
 from airflow.sdk.types import TaskInstanceKey
 
-from howdah.core.paths import HDFS_SCHEMES
+from howdah.core import paths
 from howdah.run_files import REPORT
 
 _LOGGED_RUN = re.compile(r"MLflow run: ([0-9a-f]{32})$")
@@ -96,14 +96,6 @@ def push_meanwhile(
         log.warning("Airflow did not take the link %s: %s", link.name, error)
 
 
-def begin(where: Mapping[str, Any], links: Iterable[PushedLink]) -> None:
-    """Push no URL for each of these links: Airflow asks for all of them at the task's end, and
-    logs a warning for each that was never pushed.
-    """
-    for link in links:
-        push(where, type(link), None)
-
-
 def application_page(manager: Any, application: str) -> str:
     """The ResourceManager's page of an application."""
     return f"{manager.urls[0]}/cluster/app/{application}"
@@ -143,15 +135,15 @@ def directory_page(conf: Any, directory: str) -> str | None:
         conf: the cluster's HadoopConf.
         directory: hdfs://, webhdfs:// or swebhdfs://.
     """
-    parts = urlsplit(directory)
-    authority = parts.netloc or conf.default_authority()
-    if parts.scheme not in HDFS_SCHEMES or not authority:
+    scheme, authority = paths.scheme(directory), paths.authority(directory)
+    authority = authority or conf.default_authority()
+    if not paths.on_hdfs(directory) or not authority:
         return None
-    if parts.scheme == "hdfs":
+    if scheme == "hdfs":
         urls = conf.namenode_pages(authority)
     else:
-        urls = conf.web_urls(authority, secure=parts.scheme == "swebhdfs")
-    return f"{urls[0]}/explorer.html#{quote(parts.path)}"
+        urls = conf.web_urls(authority, secure=scheme == "swebhdfs")
+    return f"{urls[0]}/explorer.html#{quote(paths.inner(directory))}"
 
 
 def tracking_page(config: Mapping[str, Any]) -> str | None:

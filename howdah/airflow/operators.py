@@ -12,16 +12,21 @@ from typing import Any, ClassVar
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowSkipException
 
-from howdah.airflow import DEFAULT_CONNECTION, failures, links
-from howdah.airflow.application import ownership
+from howdah import redact
+from howdah.airflow import DEFAULT_CONNECTION, failures, links, preflight
+from howdah.airflow.application.ownership import TaskKey
+from howdah.airflow.form import left_out, set_lines, trigger_form
 from howdah.airflow.hook import HowdahHook, refusals
 from howdah.airflow.lineage import touched
 from howdah.airflow.lineage.reporting import ReportsLineage
 from howdah.airflow.local_training import scalars
+from howdah.config.loader import dump_yaml, from_dict
 from howdah.config.splits import TEST
 from howdah.errors import ConfigError
 from howdah.hadoop.resourcemanager import APPLICATION
 
+SPARK_GRACE_SECONDS = 90.0
+"""A killed command kills its application with Spark's client, which starts a JVM first."""
 _NAME_CHARACTERS = 200
 """Most characters of a run's id (at most 250) in a file's name (at most 255)."""
 
@@ -82,6 +87,11 @@ class HowdahOperator(ReportsLineage, BaseOperator):
             self._hook = HowdahHook(self.conn_id)
         return self._hook
 
+    def run_directory(self, context: Context) -> str:
+        """The DAG run's directory, the same for all its tries, so that a retry resumes."""
+        ti = context["ti"]
+        return "/".join((self.hook.run_root.rstrip("/"), safe_name(ti.dag_id), run_name(ti.run_id)))
+
     def pre_execute(self, context: Any) -> None:
         """Refuse a Connection that was sent unless the installation allows it."""
         if dict(context["params"]).get("conn_id") == self.conn_id:
@@ -94,7 +104,7 @@ class HowdahOperator(ReportsLineage, BaseOperator):
             HowdahCommandRefused: job.on is another cluster.
         """
         job = (self.config.get("job") if isinstance(self.config, Mapping) else None) or {}
-        on = job.get("on") or self.hook.on
+        on = job.get("on") or self.hook.settings.on
         with refusals():
             require_cluster(on)
         return on
@@ -119,6 +129,30 @@ class HowdahOperator(ReportsLineage, BaseOperator):
         )  # fmt: skip
         self.answered[arguments[0]] = made
         return made
+
+    def begin_links(self, context: Context) -> dict[str, Any]:
+        """Push no URL for each of the task's links: Airflow asks for all of them at the task's end,
+        and logs a warning for each that was never pushed.
+
+        Returns:
+            The task's key, which `links.push` takes.
+        """
+        where = TaskKey.of(context["ti"]).as_dict()
+        for link in self.operator_extra_links:
+            links.push(where, type(link), None)
+        return where
+
+    def emit(self, context: Context, extra: Mapping[str, Any]) -> None:
+        """Give each of the task's outlets (Assets) an event."""
+        for outlet in self.outlets:
+            context["outlet_events"][outlet].extra = extra
+
+    def emit_published(self, context: Context, published: Mapping[str, Any]) -> dict[str, Any]:
+        """Give each of the task's outlets an event with a published version; the event's fields."""
+        keys = ("name", "version", "path", "run_id", "run_directory", "framework", "metrics")
+        extra = {key: published.get(key) for key in keys}
+        self.emit(context, extra)
+        return extra
 
     def showing_application(self, where: Mapping[str, Any]) -> Callable[[str], None]:
         """A callback for `on_line` that logs each line. The first application that a line names
@@ -175,17 +209,10 @@ class CheckOperator(HowdahOperator):
         self.on = on
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from howdah import redact
-        from howdah.airflow.form import left_out, set_lines, trigger_form
-        from howdah.config.loader import dump_yaml, from_dict
-
-        ti = context["ti"]
-        directory = "/".join(
-            (self.hook.run_root.rstrip("/"), safe_name(ti.dag_id), run_name(ti.run_id))
-        )
+        directory = self.run_directory(context)
         with refusals():
             params = trigger_form.sent(context)
-            on = self.on or params.get("job.on") or self.hook.on
+            on = self.on or params.get("job.on") or self.hook.settings.on
             require_cluster(on)  # no schema was applied to an event
             _reachable(directory, on, self.conn_id)
             defaults = trigger_form.installed_defaults()
@@ -221,13 +248,11 @@ def require_cluster(on: str) -> None:
     Raises:
         ConfigError: it is neither local nor yarn.
     """
-    from howdah.airflow.form.trigger_form import CLUSTERS
-
-    if on not in CLUSTERS:
+    if on not in trigger_form.CLUSTERS:
         raise ConfigError(
             "Airflow's tasks train on their machine or on YARN",
             where="job.on",
-            expected=" or ".join(CLUSTERS),
+            expected=" or ".join(trigger_form.CLUSTERS),
             got=str(on),
         )
 
@@ -256,18 +281,11 @@ class PreflightOperator(HowdahOperator):
 
     template_fields: Sequence[str] = ("conn_id", "config", "np")
 
-    def __init__(
-        self,
-        *,
-        np: int | str = 1,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, np: int | str = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.np = np
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from howdah.airflow import preflight
-
         self.command(context, "config", "check")
         horovod = False
         on = self.cluster()
@@ -306,14 +324,13 @@ class EtlOperator(HowdahOperator):
     operator_extra_links = (links.ApplicationLink(), links.ReportLink())
 
     def execute(self, context: Context) -> dict[str, Any]:
-        where = ownership.TaskKey.of(context["ti"]).as_dict()
-        links.begin(where, self.operator_extra_links)
+        where = self.begin_links(context)
         if isinstance(self.config, Mapping) and not has_source(self.config):
             raise AirflowSkipException("data.source is not set: the run uses the existing dataset")
-        # The command kills its application with Spark's client, which starts a JVM first.
         made = self.command(
-            context, "etl", grace_seconds=90.0, on_line=self.showing_application(where)
-        )
+            context, "etl", grace_seconds=SPARK_GRACE_SECONDS,
+            on_line=self.showing_application(where),
+        )  # fmt: skip
         state = "unchanged" if made["unchanged"] else "written"
         self.log.info("dataset %s: %s, rows: %s", state, made["dataset"], made["rows"])
         manager = self.manager()
@@ -388,14 +405,11 @@ class PublishOperator(HowdahOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         arguments = ["publish", "--anyway", *(["--note", self.note] if self.note else [])]
         published = self.command(context, *arguments)
-        keys = ("name", "version", "path", "run_id", "run_directory", "framework", "metrics")
-        small = {key: published.get(key) for key in keys}
-        for outlet in self.outlets:
-            context["outlet_events"][outlet].extra = small
+        event = self.emit_published(context, published)
         self.log.info(
             "published %s version %s: %s", *(published[k] for k in ("name", "version", "path"))
         )
-        return {**small, "changed": published.get("changed")}
+        return {**event, "changed": published.get("changed")}
 
     def lineage(self) -> touched.Touched:
         """Input: the run. Output: a version of the model."""
@@ -457,7 +471,9 @@ class PredictOperator(HowdahOperator):
         if self.batch:
             arguments += ["--batch", self.batch]
         has_config = isinstance(self.config, Mapping)
-        return self.command(context, *arguments, config=has_config, grace_seconds=90.0)
+        return self.command(
+            context, *arguments, config=has_config, grace_seconds=SPARK_GRACE_SECONDS
+        )
 
     def lineage(self) -> touched.Touched:
         """Inputs: the rows and the model. Output: the predictions."""

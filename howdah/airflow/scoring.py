@@ -11,7 +11,7 @@ from airflow.sdk import Context, Param
 
 from howdah.airflow.form import left_out, trigger_form
 from howdah.airflow.hook import refusals
-from howdah.airflow.operators import HowdahOperator, run_name, safe_name
+from howdah.airflow.operators import HowdahOperator
 from howdah.config import loader as configs
 from howdah.config.data import SparkOptions
 from howdah.errors import ConfigError, HowdahError
@@ -86,15 +86,10 @@ class CheckScoringOperator(HowdahOperator):
     template_fields: Sequence[str] = ("conn_id",)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        values, ti = trigger_form.own_params(context), context["ti"]
+        values = trigger_form.own_params(context)
         with refusals():
             check(values, self.hook.judge())
-        target = values["output"] or "/".join(
-            (
-                self.hook.run_root.rstrip("/"), safe_name(ti.dag_id), run_name(ti.run_id),
-                "predictions.parquet",
-            )
-        )  # fmt: skip
+        target = values["output"] or f"{self.run_directory(context)}/predictions.parquet"
         column = values["text_column"]
         request = {
             "model": values["model"],
@@ -114,15 +109,9 @@ class CheckScoringOperator(HowdahOperator):
 
 def check(values: Mapping[str, Any], judge: Judge) -> None:
     """Raise ConfigError with every problem of the values that were sent, the policy's included."""
-    fields = params()
-    problems = [
-        HowdahError(f"unknown key {name!r}", where=name, expected=", ".join(fields))
-        for name in values
-        if name not in fields
-    ]
-    problems += [
-        problem for name, value in values.items() for problem in trigger_form.secrets(name, value)
-    ]
+    problems = trigger_form.unknown(values, params())
+    for name, value in values.items():
+        problems += trigger_form.secrets(name, value)
     refused: list[HowdahError] = []
     try:
         spark = values.get("spark") or {}
@@ -151,9 +140,7 @@ def check(values: Mapping[str, Any], judge: Judge) -> None:
                 "a batch is a partition of a table", where="batch", expected="output: table:NAME"
             )
         )
-    if problems:
-        raise ConfigError("the values that were sent cannot be used", problems=problems + refused)
-    judge.refuse(refused)
+    trigger_form.refuse(problems, refused, judge)
 
 
 def configuration(spark: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -41,7 +41,6 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
 
     Args:
         np: ranks on the task's machine (job.on: local).
-        poll_seconds: between two reports of the application.
     `execution_timeout` limits one try, waiting for the cluster included; when it has passed, the
     application is killed.
     """
@@ -56,23 +55,15 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
         links.MlflowLink(),
     )
 
-    def __init__(
-        self,
-        *,
-        np: int | str = 1,
-        poll_seconds: float = 2.0,
-        **more: Any,
-    ) -> None:
+    def __init__(self, *, np: int | str = 1, **more: Any) -> None:
         super().__init__(**more)
         self.np = np
-        self.poll_seconds = poll_seconds
         self._deadline: float | None = None
         self._job: TaskApplication | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Train; on YARN this defers the task to a trigger."""
-        task = ownership.TaskKey.of(context["ti"]).as_dict()
-        links.begin(task, self.operator_extra_links)
+        self.begin_links(context)
         if self.cluster() == "local":
             return self._train_here(context)
         limit = self.execution_timeout
@@ -135,7 +126,7 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
             trigger=ApplicationTrigger(
                 conn_id=self.conn_id, application=job.id, key=job.key.as_dict(), token=job.token,
                 try_number=job.try_number, user=job.user, deadline=self._deadline,
-                poll_seconds=self.poll_seconds, tracking=links.tracking_page(self.config),
+                tracking=links.tracking_page(self.config),
                 run_directory=self.config["run"]["directory"],
             ),
             method_name="execute_complete",

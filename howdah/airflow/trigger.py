@@ -35,6 +35,7 @@ from howdah.airflow.hook import HowdahHook, masked
 from howdah.airflow.retries import ENDED
 from howdah.airflow.runner.settings import ConnectionSettings
 from howdah.errors import ConfigError, HowdahError, NotFound
+from howdah.hadoop.resourcemanager import kill_and_wait
 
 POSITION_KEY = "howdah_told"
 """XCom key of the log position (watching.LogPosition)."""
@@ -345,7 +346,7 @@ class ApplicationTrigger(BaseTrigger):
             self._manager = await _in(_KILLS, self._connect)
         reason = self.key.reason(self.try_number, self.token, why)
         return await _in(
-            _KILLS, app.kill_and_wait, self._manager, self.application, reason,
+            _KILLS, kill_and_wait, self._manager, self.application, reason,
             seconds=_KILL_SECONDS,
         )  # fmt: skip
 

@@ -47,13 +47,6 @@ class TuneOperator(HowdahOperator):
         )  # fmt: skip
         published = made["published"]
         if published is not None:
-            keys = ("name", "version", "path", "run_id", "run_directory", "framework", "metrics")
-            published = {key: published.get(key) for key in keys}
-            for outlet in self.outlets:
-                context["outlet_events"][outlet].extra = published
-        keys = ("trials", "best", "page")
-        return {
-            "run_directory": made["directory"],
-            **{key: made[key] for key in keys},
-            "published": published,
-        }
+            published = self.emit_published(context, published)
+        kept = {key: made[key] for key in ("trials", "best", "page")}
+        return {"run_directory": made["directory"], **kept, "published": published}

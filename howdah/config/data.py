@@ -4,14 +4,15 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from howdah.config.options.append import AppendOptions
-from howdah.config.options.dedup import ConflictOptions, DedupOptions
+from howdah.config.options.dedup import DedupOptions
 from howdah.config.options.source import LAKES, TABLE_NAME, JdbcOptions, check_as_of
-from howdah.config.options.split import MOST_FOLDS, SplitOptions
+from howdah.config.options.split import SplitOptions
+from howdah.config.splits import HeldOut
 from howdah.config.tasks import Task, check_data
 from howdah.config.types import (
     AnyPath,
@@ -31,25 +32,6 @@ from howdah.config.types import (
 )
 from howdah.storage.charsets import codec_of, lines_are_bytes
 
-__all__ = [
-    "MOST_FOLDS",
-    "AppendOptions",
-    "CleanOptions",
-    "Columns",
-    "ConflictOptions",
-    "CsvOptions",
-    "DataSection",
-    "DedupOptions",
-    "ExpectOptions",
-    "InputKind",
-    "JdbcOptions",
-    "QualityOptions",
-    "SparkOptions",
-    "SplitOptions",
-    "TfrecordColumns",
-]
-
-
 InputKind = Literal["text", "image"]
 """What a row is, before it has become numbers."""
 
@@ -57,7 +39,7 @@ InputKind = Literal["text", "image"]
 class Columns(Section):
     """Columns of the source."""
 
-    text: Usual[list[str]] = ["text"]
+    text: Usual[list[str]] = Field(default=["text"], min_length=1)
     """Column of the text. A list of columns is joined with data.columns.separator."""
     text_pair: Rare[list[str] | None] = None
     """Column (or columns) of a second text. The model reads both texts, joined as the tokenizer
@@ -174,6 +156,21 @@ class QualityOptions(Section):
     """Largest fraction of the validation and test rows that may have a near copy among the
     training rows, of up to 1,000 of each that are looked up; above it the ETL fails (exit code 3).
     null: the fraction is reported only."""
+
+
+class AppendOptions(Section):
+    enabled: bool = False
+    """Whether the source's rows become a part of a new version that also has all rows of the newest
+    version. Old rows keep their split; the first version starts the ledger that new rows are
+    compared with."""
+    part: Rare[str | None] = Field(default=None, pattern=r"^[^\s/][^/]*$")
+    """Name of the part; null: the name of the part that was read from this source, else the
+    partitions' values (ds=2026-01-31), else the source's last name, with a hash behind it where
+    another source has that name. A part whose source has changed is replaced: rows that stay keep
+    their split."""
+    frozen: Rare[list[HeldOut]] = []
+    """Splits that get no new rows after the first version, so that all later models are measured on
+    the same ones. New rows like theirs are rejected (held_out_copy)."""
 
 
 class ExpectOptions(Section):
@@ -320,7 +317,7 @@ class DataSection(Section):
             return value
         each = [*value, *value.values()] if isinstance(value, dict) else value
         if any(isinstance(one, bool) for one in each):
-            raise ValueError("true and false are no labels in YAML: write them in quotes")
+            raise ValueError("true and false are not labels in YAML: write them in quotes")
         if isinstance(value, dict):
             return {number_as_text(key): number_as_text(name) for key, name in value.items()}
         return [number_as_text(name) for name in value]
@@ -330,6 +327,8 @@ class DataSection(Section):
     def _labels_once(
         cls, value: list[str] | dict[str, str] | None
     ) -> list[str] | dict[str, str] | None:
+        if value is not None and not value:
+            raise ValueError("labels is empty: list them, or leave it out for all values, sorted")
         keys = [key.strip() for key in value or ()]
         if twice := sorted({key for key in keys if keys.count(key) > 1}):
             raise ValueError(
@@ -340,11 +339,10 @@ class DataSection(Section):
     @field_validator("partitions", mode="before")
     @classmethod
     def _values_as_text(cls, value: Any) -> Any:
-        # YAML reads 2026 and 2026-01-01 as a number and a date; a partition's value is a text
         if not isinstance(value, dict):
             return value
         return {
-            key: [str(v) for v in (values if isinstance(values, list) else [values])]
+            key: [_as_text(one) for one in (values if isinstance(values, list) else [values])]
             for key, values in value.items()
         }
 
@@ -409,6 +407,13 @@ class DataSection(Section):
                 " <label>/<image file> or Parquet files, with data.format auto, image or parquet"
             )
         return self
+
+
+def _as_text(value: Any) -> Any:
+    """A number or date that YAML made of a partition's value, as that text. Null and true stay:
+    pydantic refuses them, since Hive spells neither like Python."""
+    is_text = isinstance(value, int | float | date) and not isinstance(value, bool)
+    return str(value) if is_text else value
 
 
 _ONLY_WITH = {

@@ -1,4 +1,4 @@
-"""The run configuration's section `job`: a training job on a cluster, whichever cluster it is."""
+"""The run configuration's sections `job`, a training job on whichever cluster, and `ray`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from howdah.config.types import Bytes, Rare, Section, Usual, Variable, name_of_variable
+from howdah.config.types import Bytes, Cluster, Rare, Section, Usual, Variable, name_of_variable
 from howdah.core.processes import limit
 
 Place = Literal["yarn", "local", "spark", "ray"]
 """Where a job runs."""
 
 
-_OWN_PREFIXES = ("HOWDAH_", "HOROVOD_", "OMPI_", "LD_")
-_OWN_NAMES = ("HOME", "TMPDIR", "PATH", "PYTHONPATH", "HADOOP_TOKEN_FILE_LOCATION")
+_RESERVED_PREFIXES = ("HOWDAH_", "HOROVOD_", "OMPI_", "LD_")
+_RESERVED_NAMES = ("HOME", "TMPDIR", "PATH", "PYTHONPATH", "HADOOP_TOKEN_FILE_LOCATION")
 
 
 _ELASTIC_RESTARTS = 10
@@ -148,8 +148,8 @@ class JobSection(Section):
     def _names_of_secrets(cls, value: list[str]) -> list[str]:
         for name in value:
             name_of_variable(name)
-            if name.startswith(_OWN_PREFIXES) or name in _OWN_NAMES:
-                raise ValueError(f"{name} is set in each container by Howdah: it is no secret")
+            if name.startswith(_RESERVED_PREFIXES) or name in _RESERVED_NAMES:
+                raise ValueError(f"{name} is set in each container by Howdah: it is not a secret")
         if len(set(value)) != len(value):
             raise ValueError("job.secret_env names a variable twice")
         return value
@@ -174,3 +174,11 @@ class JobSection(Section):
                     f"job.ports must be two ports from 1024 to 65535 in order; got {self.ports}"
                 )
         return self
+
+
+class RaySection(Section):
+    """A Ray cluster."""
+
+    address: Rare[Cluster | None] = None
+    """Address host:port of a Ray cluster's head (6379), on whose nodes Howdah is installed. null: a
+    Ray that is started on this machine for the job, and ends with it."""

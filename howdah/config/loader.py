@@ -17,26 +17,9 @@ from pydantic import BaseModel, ValidationError
 from howdah import redact, storage
 from howdah.config import yaml_text
 from howdah.config.model import Config
-from howdah.config.options.removed import replacement
-from howdah.config.types import GROUPS, Group, described, group_of
+from howdah.config.types import GROUPS, Group, described, group_of, help_text
 from howdah.errors import ConfigError, HowdahError, NotFound, StorageError, UsageError
 
-__all__ = [
-    "Config",
-    "dump_yaml",
-    "explain",
-    "from_dict",
-    "grouped",
-    "keys",
-    "load",
-    "nearest",
-    "read",
-    "require_secrets",
-    "set_key",
-    "starter_yaml",
-    "to_yaml",
-    "type_text",
-]
 _ROWS = (".csv", ".tsv", ".jsonl", ".parquet", ".xlsx", ".gz")
 """Ends of the names of files with rows, which no configuration has."""
 
@@ -60,7 +43,7 @@ def load(path: str | Mapping[str, Any] | None, overrides: Sequence[str] = ()) ->
         path = "stdin"
     for override in overrides:
         _apply(raw, override)
-    return from_dict(raw, where=path or "defaults")
+    return from_dict(raw, where=path or "--set")
 
 
 def read(path: str) -> dict[str, Any]:
@@ -182,6 +165,13 @@ def set_key(sections: dict[str, Any], parts: Sequence[str], value: str, where: s
     section[last] = _typed_value(parts, value, where)
 
 
+def value_at(sections: Any, key: str) -> Any:
+    """The value of a key of plain sections; None: they do not have it."""
+    for part in key.split("."):
+        sections = sections.get(part) if isinstance(sections, Mapping) else None
+    return sections
+
+
 def _typed_value(parts: Sequence[str], value: str, where: str) -> Any:
     """The value of an override.
 
@@ -251,29 +241,22 @@ def _problem(item: dict) -> HowdahError:
     where = ".".join(str(part) for part in path) or None
     kind, message = item["type"], item["msg"]
     if kind == "extra_forbidden":
-        if (sentence := replacement(path)) is not None:
-            return HowdahError(f"the key {where} was removed", where=where, remedy=sentence)
         return HowdahError(f"unknown key {path[-1]!r}", where=where, remedy=nearest(path))
     got = item.get("input")
     hidden = any(redact.is_secret_name(str(part)) for part in path)
-    return HowdahError(
-        "a value is not what the key takes"
-        if kind != "value_error"
-        else message.removeprefix("Value error, "),
-        where=where,
-        expected=None if kind == "value_error" else message,
-        got=redact.LEFT_OUT
-        if hidden
-        else (None if isinstance(got, dict | BaseModel) else repr(redact.plain(got))),
-    )
+    shown = None if isinstance(got, dict | BaseModel) else repr(redact.plain(got))
+    shown = redact.LEFT_OUT if hidden else shown
+    if kind == "value_error":
+        return HowdahError(message.removeprefix("Value error, "), where=where, got=shown)
+    what = "a value is not what the key takes"
+    return HowdahError(what, where=where, expected=message, got=shown)
 
 
 def _is_key(part: object) -> bool:
     if not isinstance(part, str) or part in _TYPE_TAGS:
         return False
-    return all(
-        word.replace("_", "").isalnum() for word in part.split(".")
-    )  # tune.space's have dots
+    # The keys of tune.space have dots.
+    return all(word.replace("_", "").isalnum() for word in part.split("."))
 
 
 _TYPE_TAGS = {"str", "int", "float", "dict", "list", "bool"}
@@ -285,10 +268,7 @@ _NEAR = 0.85
 
 
 def nearest(path: Sequence[Any]) -> str:
-    """A remedy: what stands in the place of a removed key; else the nearest key of the section,
-    else of any section, else all of the section."""
-    if (sentence := replacement(path)) is not None:
-        return f"it was removed: {sentence}"
+    """A remedy: the nearest key of the section, else of any section, else all of the section."""
     all_keys = dict(keys())
     section = ".".join(str(part) for part in path[:-1])
     siblings = [key for key in all_keys if key.rpartition(".")[0] == section]
@@ -304,6 +284,8 @@ def nearest(path: Sequence[Any]) -> str:
     if not elsewhere:
         leaves = {key.rpartition(".")[2]: key for key in all_keys}
         close = difflib.get_close_matches(name, list(leaves), n=1, cutoff=_NEAR)
+        if not section:
+            close = close or [leaf for leaf in leaves if _abbreviates(name, leaf)]
         elsewhere = [leaves[leaf] for leaf in close]
     if elsewhere:
         return f"did you mean {elsewhere[0]}?"
@@ -338,11 +320,8 @@ def _walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _section_of(annotation: Any) -> type[BaseModel] | None:
-    options = [annotation]
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        options = [o for o in typing.get_args(annotation) if o is not type(None)]
-    first = options[0]
-    return first if isinstance(first, type) and issubclass(first, BaseModel) else None
+    kinds = (one for one in _alternatives(annotation) if isinstance(one, type))
+    return next((one for one in kinds if issubclass(one, BaseModel)), None)
 
 
 def explain(key: str) -> list[dict]:
@@ -367,7 +346,7 @@ def explain(key: str) -> list[dict]:
             else _plain(field.get_default(call_default_factory=True)),
             "required": field.is_required(),
             "group": group_of(field),
-            "help": _help(field),
+            "help": help_text(field),
         }
         for name, field in matches
     ]
@@ -377,15 +356,11 @@ def grouped() -> dict[Group, dict[str, str]]:
     """{group: {key: the first sentence of its help}}, the keys that most runs set first."""
     groups: dict[Group, dict[str, str]] = {group: {} for group in GROUPS}
     for key, field in keys():
-        groups[group_of(field)][key] = _SENTENCE_END.split(_help(field), maxsplit=1)[0]
+        groups[group_of(field)][key] = _SENTENCE_END.split(help_text(field), maxsplit=1)[0]
     return groups
 
 
 _SENTENCE_END = re.compile(r"(?<=\.) (?=[A-Z])")
-
-
-def _help(field: Any) -> str:
-    return " ".join((field.description or "").split())
 
 
 def _plain(value: Any) -> Any:
@@ -446,7 +421,6 @@ def starter_yaml() -> str:
             value = yaml.safe_dump(
                 _plain(field.get_default(call_default_factory=True)), default_flow_style=True
             ).split("\n")[0]
-            help_text = _help(field)
-            lines += [f"{indent}# {help_text}", f"{indent}{leaf}: {value}"]
+            lines += [f"{indent}# {help_text(field)}", f"{indent}{leaf}: {value}"]
         lines += as_comments.get(section, [])
     return "\n".join(lines) + "\n"

@@ -13,17 +13,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from howdah.config.data import DataSection
-from howdah.config.job import JobSection
+from howdah.config.job import JobSection, RaySection
 from howdah.config.launchers import CommChoice
 from howdah.config.metric_table import SELECTABLE
 from howdah.config.options.alerts import AlertsSection
 from howdah.config.options.drift import DriftSection
 from howdah.config.options.export import ExportSection
 from howdah.config.options.publish import GateSection, PublishSection
-from howdah.config.options.report import ReportSection
-from howdah.config.options.score import ScoreSection
 from howdah.config.options.serve import ServeSection
-from howdah.config.ray import RaySection
 from howdah.config.splits import TEST, VALIDATION, HeldOut
 from howdah.config.tasks import TASKS, check_run
 from howdah.config.tune import TuneSection
@@ -166,7 +163,7 @@ class TrainingSection(Section):
     new parts: a fraction (with a point, below 1) or rows (a whole number), in whole shards chosen
     by the seed. A part is new if the dataset version of the model in model.init_from lacks it;
     without model.init_from only the newest part is new. null: all rows."""
-    num_train_epochs: Usual[float] = Field(default=3.0, gt=0)
+    num_train_epochs: Usual[float] = Field(default=3.0, gt=0, allow_inf_nan=False)
     """Number of epochs; fractions are allowed."""
     max_steps: Usual[int | None] = Field(default=None, ge=1)
     """Number of optimizer steps after which training stops. It overrides num_train_epochs."""
@@ -177,7 +174,7 @@ class TrainingSection(Section):
     decay."""
     warmup_ratio: Usual[float] = Field(default=0.0, ge=0.0, lt=1.0)
     """Fraction of the steps in which the learning rate rises linearly to its peak."""
-    weight_decay: float = Field(default=0.01, ge=0)
+    weight_decay: float = Field(default=0.01, ge=0, allow_inf_nan=False)
     """Decoupled weight decay, which is not applied to biases and norms."""
     max_grad_norm: float = Field(default=1.0, ge=0)
     """Largest global norm of the reduced gradient, which is clipped to it. 0: no clipping."""
@@ -295,6 +292,24 @@ class TrackingSection(Section):
     """Project of Weights & Biases, PROJECT or TEAM/PROJECT, to which the run is also logged, as one
     run for all ranks. WANDB_API_KEY, WANDB_BASE_URL and WANDB_MODE (offline: without a network) are
     those of W&B."""
+
+
+class ReportSection(Section):
+    """The pages: data report, run report, drift."""
+
+    texts: Rare[Literal["masked", "plain", "none"]] = "masked"
+    """Texts in all pages. masked: samples, worst rows, suspected labels and confused rows, with
+    mail addresses and phone numbers masked. plain: the texts as they are. none: no texts; rows
+    have their ids alone."""
+
+
+class ScoreSection(Section):
+    """Scoring partitions of a Hive table (`howdah score`), and predictions (`howdah predict`)."""
+
+    max_error_fraction: float = Field(default=0.05, ge=0.0, le=1.0)
+    """Largest fraction of rows with an error (a null or empty text). With more, `howdah score` does
+    not replace the partition, and `howdah predict` writes all rows and ends with exit code 3. 1:
+    any number of rows."""
 
 
 class Config(Section):
@@ -415,7 +430,7 @@ class Config(Section):
             and (training.early_stopping.patience is not None)
         ):
             raise ValueError("training.early_stopping needs data.split.validation above 0")
-        # With these sections at their defaults it is no job's: `howdah train` may use batch 1.
+        # With these sections at their defaults it is not a job: `howdah train` may use batch 1.
         of_job = self.job != JobSection() or self.yarn != YarnSection()
         if of_job and self.job.most > training.global_batch_size:
             key = "job.workers" if self.job.max_workers is None else "job.max_workers"

@@ -50,6 +50,11 @@ def described(model: _Model) -> _Model:
     return model
 
 
+def help_text(field: FieldInfo) -> str:
+    """A field's description in one line."""
+    return " ".join((field.description or "").split())
+
+
 @functools.cache
 def _classes(module: str) -> dict[str, list[ast.stmt]]:
     """{class: its statements} of a module of Howdah; of other packages' modules {}."""
@@ -103,9 +108,9 @@ def parse_bytes(value: Any) -> Any:
             number = text[: -len(unit)].strip()
             try:
                 return int(float(number) * _UNITS[unit])
-            except ValueError:
+            except (ValueError, OverflowError):  # no number, or infinity
                 break
-    if text.isdigit():
+    if text.isdecimal():
         return int(text)
     raise ValueError(f"a size needs a number and a unit of B, KiB, MiB, GiB, TiB; got {value!r}")
 
@@ -129,7 +134,7 @@ def name_of_variable(name: str) -> str:
     """The name of an environment variable, as it is.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not one.
     """
     if not (name.isascii() and name.isidentifier()):
         raise ValueError(f"no name of an environment variable: {name!r}")

@@ -222,7 +222,11 @@ def _flow(value: Any) -> str:
         return "[" + ", ".join(map(_flow, value)) + "]"
     if isinstance(value, str) and _PLAIN.fullmatch(value) and parse(value, "") == value:
         return value
-    return json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False)
+    return _NOT_IN_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 _PLAIN = re.compile(r"[A-Za-z_/][\w./ -]*(?<! )")
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+"""Characters of JSON's strings that YAML does not allow, or takes for line breaks: those of other
+people's labels and columns, and the bytes of a file's name that is not UTF-8."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -60,11 +61,9 @@ class YarnSection(Section):
     @classmethod
     def _tags_of_yarn(cls, value: list[str]) -> list[str]:
         for tag in value:
-            if not (tag.isascii() and tag.isprintable() and 0 < len(tag) <= 100) or set(tag) & set(
-                " ,"
-            ):
+            if not re.fullmatch(r"[!-+\--~]{1,100}", tag):
                 raise ValueError(
-                    f"a tag is 1 to 100 of ASCII without blanks and commas; got {tag!r}"
+                    f"a tag has 1 to 100 characters of ASCII, no blanks and commas; got {tag!r}"
                 )
         return value
 

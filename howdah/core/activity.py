@@ -57,12 +57,12 @@ class _Frame:
         """Descriptions, from the outermost piece of work to this one."""
         texts = [] if self.outer is None else self.outer.texts()
         if self.what:
-            texts.append(self._own())
+            texts.append(self._text())
         if self.other is not None:
             texts.append(self.other.snapshot().text)
         return texts
 
-    def _own(self) -> str:
+    def _text(self) -> str:
         if self.unit == "bytes":
             done, total, unit = self.done // 2**20, _mib(self.total), "MiB"
         else:
@@ -288,18 +288,18 @@ def is_followed() -> bool:
 
 
 @contextlib.contextmanager
-def hearing_notes(heard: Callable[[str], None]) -> Iterator[None]:
-    """Inside, `heard` is called with each note of this thread, also if it follows no activity, to
-    pass them to processes that wait for this thread."""
-    before = getattr(_thread, "heard", None)
-    _thread.heard = heard
+def hearing_notes(listener: Callable[[str], None]) -> Iterator[None]:
+    """Inside, `listener` gets each note of this thread, also if it follows no activity, to pass
+    them to processes that wait for this thread."""
+    before = getattr(_thread, "listener", None)
+    _thread.listener = listener
     try:
         yield
     finally:
-        _thread.heard = before
+        _thread.listener = before
 
 
 def _pass_on(text: str) -> None:
-    heard = getattr(_thread, "heard", None)
-    if heard is not None:
-        heard(text)
+    listener = getattr(_thread, "listener", None)
+    if listener is not None:
+        listener(text)

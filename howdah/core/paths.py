@@ -85,18 +85,25 @@ def join(base: str, *parts: str) -> str:
                 got=repr(part),
                 remedy="names must be relative and without '..'",
             )
-    return posixpath.join(base.rstrip("/") or "/", *parts)
+    return posixpath.join(_bare(base) or "/", *parts)
 
 
 def parent(path: str) -> str:
     """The directory of `path`; for a storage's root, the root itself."""
-    bare = path.rstrip("/")
+    bare = _bare(path)
     head = bare.rpartition("/")[0]
-    if "://" in path and head.endswith(":/"):  # "hdfs://nn" has no parent
-        return bare + "/"
+    if "://" in path and head.endswith((":/", "://")):  # "hdfs://nn" has no parent
+        return bare + "/" if head.endswith(":/") else head + "/"
     if not head:
         return "/" if path.startswith("/") else "."
     return head
+
+
+def _bare(path: str) -> str:
+    """A path without slashes at its end, except those of a URL's root without an authority, which
+    `rstrip` would make a plain path: "hdfs:///"."""
+    bare = path.rstrip("/")
+    return bare + "///" if "://" in path and bare.endswith(":") else bare
 
 
 def name(path: str) -> str:

@@ -22,6 +22,7 @@ from howdah.hadoop import conf
 
 JAVA_WANTED = 17  # every supported line of Spark runs on it
 GIB = 2**30
+_PROGRAM_SECONDS = 30.0
 _NOT_NEEDED = "not set (only needed for hdfs:// and YARN)"
 
 
@@ -39,16 +40,16 @@ class Check:
         return dataclasses.asdict(self)
 
 
-def _run(argv: list[str], env: Mapping[str, str], timeout: float = 30) -> tuple[int, str]:
+def run_program(argv: list[str], env: Mapping[str, str]) -> tuple[int, str]:
     """(exit code, stdout and stderr); 127: the program cannot start, 124: it ran out of time."""
     try:
         done = subprocess.run(
-            argv, env=dict(env), timeout=timeout, stdin=subprocess.DEVNULL,
+            argv, env=dict(env), timeout=_PROGRAM_SECONDS, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
             check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return 124, f"no answer within {timeout:.0f} s"
+        return 124, f"no answer within {_PROGRAM_SECONDS:.0f} s"
     except OSError as error:
         return 127, str(error)
     return done.returncode, done.stdout
@@ -80,11 +81,16 @@ def java_major(text: str) -> int | None:
     return int(match.group(2) or 0) if major == 1 else major
 
 
+def java_of(env: Mapping[str, str]) -> str | None:
+    """The program that Spark will start: JAVA_HOME's, else PATH's; None: there is none."""
+    if home := env.get("JAVA_HOME"):
+        return os.path.join(home, "bin", "java")
+    return shutil.which("java", path=env.get("PATH", ""))
+
+
 def check_java(env: Mapping[str, str]) -> Check:
-    """The Java that Spark will start: JAVA_HOME's, else PATH's (check_spark judges its version)."""
-    home = env.get("JAVA_HOME")
-    on_path = shutil.which("java", path=env.get("PATH", ""))
-    java = os.path.join(home, "bin", "java") if home else on_path
+    """The Java that Spark will start runs (check_spark judges its version)."""
+    home, java = env.get("JAVA_HOME"), java_of(env)
     install = "apt-get install openjdk-17-jre-headless"
     if java is None:
         users = (
@@ -95,7 +101,7 @@ def check_java(env: Mapping[str, str]) -> Check:
         if not any(users):
             return Check("Java", "skip", "none (only needed for Spark and YARN)")
         return Check("Java", "fail", "no java on PATH, JAVA_HOME is not set", install)
-    code, text = _run([java, "-version"], env)
+    code, text = run_program([java, "-version"], env)
     major = java_major(text)
     origin = f"JAVA_HOME={home}" if home else java
     if code != 0 or major is None:
@@ -103,8 +109,9 @@ def check_java(env: Mapping[str, str]) -> Check:
         remedy = f"unset JAVA_HOME or set it to a JDK {JAVA_WANTED}" if home else install
         return Check("Java", "fail", f"{origin} does not run: {reason}", remedy)
     description = f"Java {major} ({origin})"
+    on_path = shutil.which("java", path=env.get("PATH", ""))
     if home and on_path and os.path.realpath(on_path) != os.path.realpath(java):
-        other = java_major(_run([on_path, "-version"], env)[1])
+        other = java_major(run_program([on_path, "-version"], env)[1])
         if other != major:
             description += f"; PATH has Java {other}, Spark uses JAVA_HOME's"
     return Check("Java", "ok", description)
@@ -116,14 +123,14 @@ def check_mpi(env: Mapping[str, str]) -> Check:
     install = "apt-get install openmpi-bin (for bare mpirun; `howdah train` needs none)"
     if mpirun is None:
         return Check("MPI", "fail", "no mpirun on PATH", "apt-get install openmpi-bin")
-    _, text = _run([mpirun, "--version"], env)
+    _, text = run_program([mpirun, "--version"], env)
     version = (text.strip().splitlines() or ["mpirun of unknown version"])[0]
     argv = [mpirun]
     note = ""
     if os.geteuid() == 0 and "Open MPI" in version:
         argv.append("--allow-run-as-root")  # Open MPI refuses root without it
         note = ", as root with --allow-run-as-root"
-    code, text = _run([*argv, "-np", "1", "true"], env)
+    code, text = run_program([*argv, "-np", "1", "true"], env)
     if code != 0:
         lines = [line.strip() for line in text.splitlines() if line.strip(" -")]
         reason = " ".join(lines[:3]) or f"exit code {code}"
@@ -137,7 +144,7 @@ def check_gpu(env: Mapping[str, str]) -> Check:
     if program is None:
         return Check("GPU", "skip", "none (no nvidia-smi): training runs on the CPU")
     argv = [program, "--query-gpu=name,memory.total", "--format=csv,noheader"]
-    code, text = _run(argv, env)
+    code, text = run_program(argv, env)
     if code != 0:
         reason = (text.strip().splitlines() or [f"exit code {code}"])[0]
         return Check("GPU", "warn", f"nvidia-smi fails: {reason}", "look at the NVIDIA driver")
@@ -191,7 +198,7 @@ def check_disk(env: Mapping[str, str]) -> Check:
     }
     descriptions, worst, remedies = [], "ok", []
     for what, path in directories.items():
-        existing = path
+        existing = os.path.abspath(path)  # TMPDIR may be relative
         while not os.path.exists(existing):  # not created yet: check the directory above
             existing = os.path.dirname(existing)
         free = shutil.disk_usage(existing).free
@@ -228,7 +235,7 @@ def check_hostname(env: Mapping[str, str]) -> Check:
     remedy = f"add to /etc/hosts: 127.0.1.1 {host} (Spark alone: export SPARK_LOCAL_IP=127.0.0.1)"
     try:
         resolved = socket.getaddrinfo(host, None, family=socket.AF_INET, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a label of more than 63 characters
         return Check("hostname", "fail", f"{host} does not resolve: {error}", remedy)
     addresses = sorted({item[4][0] for item in resolved})
     for address in addresses:

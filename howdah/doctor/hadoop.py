@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Mapping
 
-from howdah.doctor.checks import Check
+from howdah.doctor.checks import Check, run_program
 from howdah.errors import HowdahError
 from howdah.hadoop import conf, rpc, tokens, versions, web
 
@@ -101,10 +100,11 @@ def check_login(env: Mapping[str, str]) -> Check:
     if klist is None:
         description = "no keytab; without klist a ticket cannot be looked for"
         return Check(name, "warn", description, f"apt-get install krb5-user; {remedy}")
-    done = subprocess.run([klist, "-s"], env=dict(env), check=False, timeout=30)
+    code, text = run_program([klist, "-s"], env)
     cache = env.get("KRB5CCNAME", "the default cache")
-    if done.returncode != 0:
-        return Check(name, "fail", f"no keytab, and no valid ticket in {cache}", remedy)
+    if code != 0:
+        why = f"no valid ticket in {cache}" if code == 1 else f"klist -s: {text.strip() or code}"
+        return Check(name, "fail", f"no keytab, and {why}", remedy)
     return Check(name, "ok", f"a valid ticket in {cache}")
 
 
@@ -120,10 +120,6 @@ def _tokens(name: str, env: Mapping[str, str]) -> Check:
     last = max(token.expires for token in ours) - time.time()
     description = f"tokens for {', '.join(sorted(token.service for token in ours))} in {path}"
     if last <= 60:
-        return Check(
-            name,
-            "fail",
-            f"{description}, which expire within a minute",
-            "have the job fetch new ones",
-        )
+        expiring = f"{description}, which expire within a minute"
+        return Check(name, "fail", expiring, "have the job fetch new ones")
     return Check(name, "ok", f"{description}, to be renewed for at most {last / 3600:.1f} h")

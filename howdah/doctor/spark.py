@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 
-from howdah.doctor.checks import Check, java_major
+from howdah.doctor.checks import Check, java_major, java_of, run_program
+from howdah.doctor.packages import installed_version
 from howdah.packaging import spark_versions
 
-_JAVA_SECONDS = 30.0
+_INSTALL = "pip install 'howdah[etl]', in a checkout make setup"
 
 
 def check_spark(env: Mapping[str, str]) -> Check:
@@ -27,13 +25,15 @@ def check_spark(env: Mapping[str, str]) -> Check:
     else:
         if importlib.util.find_spec("pyspark") is None:
             description = "no PySpark, SPARK_HOME is not set: no ETL, no job on Spark"
-            return Check(
-                "Spark", "warn", description, "pip install 'howdah[etl]', in a checkout make setup"
-            )
+            return Check("Spark", "warn", description, _INSTALL)
         origin, version = "PySpark", importlib.metadata.version("pyspark")
-    java = _java(env)
+    packages = {name: installed_version(name) for name in ("pandas", "pyarrow")}
+    if lacking := [name for name, installed in packages.items() if installed is None]:
+        description = f"{origin}: {' and '.join(lacking)} missing: no ETL, no job on Spark"
+        return Check("Spark", "warn", description, _INSTALL)
+    java_program = java_of(env)
+    java = java_major(run_program([java_program, "-version"], env)[1]) if java_program else None
     python = sys.version_info[:2]
-    packages = {name: importlib.metadata.version(name) for name in ("pandas", "pyarrow")}
     problems = spark_versions.problems(version, java=java, python=python, packages=packages)
     if problems:
         works = spark_versions.working(java=java, python=python)
@@ -42,19 +42,3 @@ def check_spark(env: Mapping[str, str]) -> Check:
     return Check(
         "Spark", "ok", f"{version} ({origin}) fits {with_java}, Python {python[0]}.{python[1]}"
     )
-
-
-def _java(env: Mapping[str, str]) -> int | None:
-    """Major version of the Java that Spark would start; None: check_java reports the problem."""
-    home = env.get("JAVA_HOME")
-    java = os.path.join(home, "bin", "java") if home else shutil.which("java", path=env.get("PATH"))
-    if not java or not os.path.exists(java):
-        return None
-    try:
-        done = subprocess.run(
-            [java, "-version"], env=dict(env), capture_output=True, text=True, check=False,
-            timeout=_JAVA_SECONDS, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return java_major(done.stderr + done.stdout)

@@ -19,9 +19,8 @@ def check_resourcemanager(env: Mapping[str, str]) -> Check:
     try:
         settings = conf.load(env, names=conf.YARN_FILES)
     except HowdahError:
-        return Check(
-            name, "skip", "Hadoop's settings cannot be read"
-        )  # check_hadoop_conf reports why
+        # check_hadoop_conf reports why
+        return Check(name, "skip", "Hadoop's settings cannot be read")
     if not any(key.startswith("yarn.resourcemanager.") for key in settings.values):
         return Check(name, "skip", "no yarn-site.xml in HADOOP_CONF_DIR")
     try:

@@ -270,9 +270,8 @@ def _below(root: str, target: str, skip: str | None = None) -> Iterator[Part]:
             name
             for name in directories
             if name not in _LEFT_OUT_STDLIB
-            and not name.startswith(
-                "config-"
-            )  # the static library, used only to build interpreters
+            # config-* has the static library, used only to build interpreters
+            and not name.startswith("config-")
             and os.path.join(directory, name) != skip
         )
         for name in names:

@@ -31,7 +31,7 @@ class FileHashes:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._known: dict[str, list] = {}
+        self._entries: dict[str, list] = {}
         self._changed = False
         try:
             with open(path, encoding="utf-8") as file:
@@ -39,18 +39,18 @@ class FileHashes:
         except (OSError, ValueError):
             return
         if isinstance(entries, dict):
-            self._known = entries
+            self._entries = entries
 
     def of(self, path: str) -> str:
         """The SHA-256 of a file, in hex."""
         status = os.stat(path)
         stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-        entry = self._known.get(path)
+        entry = self._entries.get(path)
         if isinstance(entry, list) and entry[:3] == stamp and len(entry) == 4:
             return entry[3]
         digest = sha256(path)
         if status.st_size >= _CACHED_BYTES:
-            self._known[path] = [*stamp, digest]
+            self._entries[path] = [*stamp, digest]
             self._changed = True
         return digest
 
@@ -58,6 +58,6 @@ class FileHashes:
         """Write new hashes (a failure is ignored), without those of files that do not exist."""
         if not self._changed:
             return
-        entries = {path: entry for path, entry in self._known.items() if os.path.exists(path)}
+        entries = {path: entry for path, entry in self._entries.items() if os.path.exists(path)}
         with contextlib.suppress(StorageError):
             storage.write_whole(self._path, json.dumps(entries).encode())

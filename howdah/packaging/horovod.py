@@ -129,7 +129,7 @@ def _installed(framework: str) -> Horovod | None:
 def _given(framework: str, wheel: str, cache: str) -> Horovod:
     def refused(got: str) -> UsageError:
         return UsageError(
-            f"this wheel is no Horovod for {framework} without MPI",
+            f"this wheel is not a Horovod for {framework} without MPI",
             where=f"--horovod {wheel}",
             got=got,
             remedy=f"python tools/build_horovod.py --frameworks {framework} --portable",

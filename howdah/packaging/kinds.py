@@ -13,6 +13,7 @@ CORE = (
     "safetensors", "tokenizers",
 )  # fmt: skip
 _JOB = (*CORE, "horovod", "packaging", "pyarrow", "rich", "skein", "typer")
+_SERVER = ("fastapi", "prometheus-client", "uvicorn")
 _EXPORT = ("onnx", "onnxruntime")
 """Writes model.onnx at a run's end, and checks further formats; without them the run says so."""
 
@@ -42,9 +43,8 @@ class Kind:
     def wants(self, distribution: str, entry: str) -> bool:
         """True if a distribution's file (its path below site-packages) is packed."""
         if distribution == "torch" and entry.startswith(("torch/bin/", "torch/share/")):
-            return (
-                entry == "torch/bin/torch_shm_manager"
-            )  # torch checks that it exists, but nothing starts it
+            # torch checks that it exists, but nothing starts it
+            return entry == "torch/bin/torch_shm_manager"
         return True
 
 
@@ -72,12 +72,12 @@ KINDS: dict[str, Kind] = {
     "serve": Kind(
         roots=(
             *CORE,
-            "onnxruntime",
-            "pyarrow",
-            "psutil",
             "fastapi",
-            "uvicorn",
+            "onnxruntime",
             "prometheus-client",
+            "psutil",
+            "pyarrow",
+            "uvicorn",
         ),
         cpu_only=True,
     ),

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from howdah import storage
 from howdah.core.activity import Progress
 from howdah.core.cache import cache_root
 from howdah.core.child import Child
@@ -44,7 +45,7 @@ def fetch(jars: Sequence[Jar], what: str, progress: Progress) -> list[str]:
         ClusterError: there is no mvn, it failed, or a jar does not have the expected hash.
     """
     directory = os.path.join(cache_root(), "jars")
-    os.makedirs(directory, exist_ok=True)
+    storage.make_dirs(directory)
     missing = [jar for jar in jars if _digest(os.path.join(directory, jar.name)) != jar.sha256]
     if missing:
         progress(f"fetching {what} with Maven (once): {', '.join(jar.name for jar in missing)}")

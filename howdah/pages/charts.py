@@ -76,7 +76,7 @@ class Axis:
             low, high, value = math.log(low), math.log(high), math.log(value)
         return (value - low) / (high - low) if high > low else 0.5
 
-    def ticks(self, most: int = 5) -> list[tuple[float, str]]:
+    def ticks(self) -> list[tuple[float, str]]:
         """Return (value, text) of round numbers, or of names, along the axis."""
         low, high = self.ends
         if self.names:
@@ -92,7 +92,7 @@ class Axis:
             rounds = [n * 10.0**power for power in range(first, last + 1) for n in times]
             inside = [value for value in rounds if low <= value <= high]
             return [(value, _tick(value)) for value in inside[:: max(1, len(inside) // 6)]]
-        raw = (high - low) / most
+        raw = (high - low) / 5  # at most five steps
         unit = 10.0 ** math.floor(math.log10(raw))
         step = next(unit * n for n in (1, 2, 2.5, 5, 10) if unit * n >= raw * (1 - 1e-9))
         step = max(1.0, round(step)) if self.whole else step
@@ -235,30 +235,15 @@ def dots(title: str, points: Sequence[Sequence[float]], *, x_label: str, y_label
     )  # fmt: skip
 
 
-def histogram(
-    title: str,
-    counts: Sequence[float],
-    edges: Sequence[float],
-    *,
-    x_label: str,
-    y_label: str = "rows",
-    reference: Sequence[float] = (),
-    names: tuple[str, str] = ("now", "reference"),
-) -> Any:
-    """Draw a histogram, and over it the outline of a reference with the same edges."""
-    top = float(max(*counts, *reference, 0)) or 1.0
-    frame = Frame(title, Axis(x_label, (edges[0], edges[-1])), Axis(y_label, (0.0, 1.02 * top)))
-    parts, outline = [], []
-    for number, (low, high) in enumerate(itertools.pairwise(edges)):
-        tip = f"{low:g} to {high:g}: {_amount(counts[number])} {y_label}"
-        if reference:
-            tip += f", {names[1]} {_amount(reference[number])}"
-            outline += [(low, reference[number]), (high, reference[number])]
-        parts.append(frame.rect((low, high), (0.0, counts[number]), "c0", tip))
-    if outline:
-        parts.append(frame.path(outline, "line c1"))
-    legend = [("c0", names[0]), ("c1", names[1])] if reference else []
-    return frame.svg("".join(parts), legend=legend)
+def histogram(title: str, counts: Sequence[int], edges: Sequence[float], *, x_label: str) -> Any:
+    """Draw how many rows lie between each two edges."""
+    top = float(max(counts, default=0)) or 1.0
+    frame = Frame(title, Axis(x_label, (edges[0], edges[-1])), Axis("rows", (0.0, 1.02 * top)))
+    bars = [
+        frame.rect((low, high), (0.0, count), "c0", f"{low:g} to {high:g}: {count:,} rows")
+        for (low, high), count in zip(itertools.pairwise(edges), counts, strict=True)
+    ]
+    return frame.svg("".join(bars))
 
 
 def ruler(
@@ -355,7 +340,3 @@ def _tick(value: float) -> str:
     if value and (abs(value) < 1e-3 or abs(value) >= 1e5):
         return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e")
     return f"{value:g}" if value != round(value) else f"{value:,.0f}"
-
-
-def _amount(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

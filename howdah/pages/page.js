@@ -106,16 +106,16 @@
     const show = (x) => {
       const across = left + (scaled(x) - x0) / (x1 - x0) * (width - left - right);
       cursor.setAttribute("d", `M${across} ${top}V${height - bottom}`);
-      const said = [`${label} ${names[x] ?? short(x)}`];
+      const shown = [`${label} ${names[x] ?? short(x)}`];
       for (const line of lines) if (line.points.length) {
-        said.push(`${line.name}: ${short(near(line.points, x)[1])}`);
+        shown.push(`${line.name}: ${short(near(line.points, x)[1])}`);
       }
-      tip.textContent = said.join("\n");
+      tip.textContent = shown.join("\n");
       tip.hidden = false;
       const place = svg.getBoundingClientRect();
-      const wanted = place.left + across / width * place.width + 12;
+      const beside = place.left + across / width * place.width + 12;
       const most = root.clientWidth - tip.offsetWidth - 8;
-      tip.style.left = `${Math.max(4, Math.min(wanted, most)) + window.scrollX}px`;
+      tip.style.left = `${Math.max(4, Math.min(beside, most)) + window.scrollX}px`;
       tip.style.top = `${place.top + window.scrollY + 26}px`;
     };
     const hide = () => { tip.hidden = true; cursor.removeAttribute("d"); at = -1; };

@@ -34,6 +34,8 @@ _PUNCTUATION = frozenset(
     {"data.columns.separator", "data.csv.delimiter", "data.csv.escape", "data.csv.quote"}
 )
 """Keys whose values may be a tab or a line break."""
+_LISTS = {"user": "users", "queue": "queues", "master": "masters", "tracking": "mlflow_uris"}
+"""The policy's list of the values of a kind that are allowed."""
 _SHOWN = 200
 
 
@@ -83,7 +85,9 @@ class Judge:
                 " change its policy (`howdah config policy` explains its keys)",
             )
 
-    def _no(self, key: str, rule: str, why: str, allowed: Iterable[str], got: Any = None):
+    def _no(
+        self, key: str, rule: str, why: str, allowed: Iterable[str], got: Any = None
+    ) -> HowdahError:
         values = ", ".join(allowed) or "none"
         return HowdahError(
             f"{key} is refused by the policy's rule `{rule}`: {why}", where=key,
@@ -101,7 +105,7 @@ class Judge:
             return
         now, decided = config.model_dump(mode="json"), DECIDED - set(sent)
         for name, field in configs.keys():  # noqa: SIM118 - a module
-            value, base = _at(now, name), _at(self._base, name)
+            value, base = configs.value_at(now, name), configs.value_at(self._base, name)
             # The same source with another format is another source.
             same = value == base and not (
                 name == "data.source" and config.data.format != self._base["data"]["format"]
@@ -129,7 +133,7 @@ class Judge:
             if base.get(name) == dimension:
                 continue
             yield from self.key(name)
-            base_value = _at(self._base, name)
+            base_value = configs.value_at(self._base, name)
             for choice in dimension.get("choices") or ():
                 yield from self.printable(f"tune.space: {name}", choice)
                 if name in fields and choice != base_value:
@@ -144,7 +148,7 @@ class Judge:
 
     def default_of(self, name: str) -> Any:
         """The value of a key that is not sent."""
-        return _at(self._base, name)
+        return configs.value_at(self._base, name)
 
     def printable(self, name: str, value: Any) -> Iterator[HowdahError]:
         """A problem if strings of a value have line breaks or control characters."""
@@ -172,7 +176,7 @@ class Judge:
             return
         if value is None:
             if kind in ("user", "queue"):  # None means the worker's own user, or the default queue
-                rule = f"{kind}s"
+                rule = _LISTS[kind]
                 yield self._no(name, rule, "it may not be emptied", getattr(self.policy, rule))
             return
         if kind == "query" and config.data.format == "jdbc" and ANY not in self.policy.jdbc_tables:
@@ -188,7 +192,9 @@ class Judge:
             kind = "jdbc_table" if config.data.format == "jdbc" else "table"
         yield from self.value(name, kind, value)
 
-    def _entries(self, name: str, kind: str, value: Mapping, base: Mapping):
+    def _entries(
+        self, name: str, kind: str, value: Mapping, base: Mapping
+    ) -> Iterator[HowdahError]:
         """Problems of a mapping's entries: added, changed or left out."""
         rule = {"setting": "spark_conf", "variable": "env"}[kind]
         allowed = getattr(self.policy, rule)
@@ -209,6 +215,11 @@ class Judge:
         """
         if self.policy.trusted:
             return
+        if kind in _LISTS:
+            allowed = getattr(self.policy, _LISTS[kind])
+            if value not in allowed and ANY not in allowed:
+                yield self._no(name, _LISTS[kind], "it is not one of them", allowed, value)
+            return
         judge: Callable[[str, str], Iterator[HowdahError]] = getattr(self, f"_{kind}")
         yield from judge(name, value)
 
@@ -223,8 +234,7 @@ class Judge:
             below = [f"below {root}" if root != ANY else ANY for root in self.policy.roots]
             yield self._no(name, "roots", why, below, value)
 
-    def _source(self, name: str, value: str) -> Iterator[HowdahError]:
-        yield from self._path(name, value)
+    _source = _path
 
     def _query(self, name: str, value: str) -> Iterator[HowdahError]:
         for rule in ("tables", "roots"):
@@ -262,7 +272,7 @@ class Judge:
             yield self._no(name, "tables", "it is not one of them", self.policy.tables, value)
 
     def _jdbc_table(self, name: str, value: str) -> Iterator[HowdahError]:
-        """A table of the database whose URL is the worker's: it is no Hive table of that name."""
+        """A table of the database whose URL is the worker's, not a Hive table of that name."""
         schema = value.rpartition(".")[0]
         if not TABLE_NAME.fullmatch(value) or not any(
             pattern in (ANY, value) or (schema and pattern == f"{schema}.{ANY}")
@@ -283,29 +293,6 @@ class Judge:
             yield from self._table(name, value.removeprefix("table:"))
         else:
             yield from self._path(name, value)
-
-    def _listed(self, name: str, rule: str, value: str) -> Iterator[HowdahError]:
-        allowed = getattr(self.policy, rule)
-        if value not in allowed and ANY not in allowed:
-            yield self._no(name, rule, "it is not one of them", allowed, value)
-
-    def _user(self, name: str, value: str) -> Iterator[HowdahError]:
-        yield from self._listed(name, "users", value)
-
-    def _queue(self, name: str, value: str) -> Iterator[HowdahError]:
-        yield from self._listed(name, "queues", value)
-
-    def _master(self, name: str, value: str) -> Iterator[HowdahError]:
-        yield from self._listed(name, "masters", value)
-
-    def _tracking(self, name: str, value: str) -> Iterator[HowdahError]:
-        yield from self._listed(name, "mlflow_uris", value)
-
-
-def _at(values: Any, name: str) -> Any:
-    for part in name.split("."):
-        values = values.get(part) if isinstance(values, Mapping) else None
-    return values
 
 
 def _texts(value: Any) -> Iterator[str]:

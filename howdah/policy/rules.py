@@ -21,8 +21,7 @@ from pydantic import Field, ValidationError, field_validator
 from howdah.config import loader as configs
 from howdah.config import yaml_text
 from howdah.config.form_keys import OPEN, OWN
-from howdah.config.options.removed import replacement
-from howdah.config.types import Section, described, problem_of
+from howdah.config.types import Section, described, help_text, problem_of
 from howdah.errors import ConfigError
 from howdah.policy.paths import shape_problem
 
@@ -66,7 +65,7 @@ class Policy(Section):
     (data.query_file) can read any table and any file, so it needs '*' here and in `roots`."""
     jdbc_tables: list[str] = []
     """Tables of the database that the worker's data.jdbc.url_file or HOWDAH_JDBC_URL names, as
-    schema.table, schema.* or table; '*': all. They are no Hive tables: `tables` does not permit
+    schema.table, schema.* or table; '*': all. They are not Hive tables: `tables` does not permit
     them."""
     users: list[str] = []
     """Users that run.user, yarn.view_users, yarn.modify_users and principals may name; '*': all."""
@@ -103,8 +102,6 @@ class Policy(Section):
             if name not in {ANY, *OWN, *names, *sections}:
                 near = difflib.get_close_matches(name, [*names, *sections, *OWN], n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
-                if (sentence := replacement(name.split("."))) is not None:
-                    hint = f"; it was removed: {sentence}"
                 raise ValueError(f"there is no configuration key {name!r}{hint}")
         return value
 
@@ -216,7 +213,7 @@ def explain(policy: Policy) -> list[dict[str, Any]]:
             "key": name,
             "type": configs.type_text(field.annotation),
             "default": field.get_default(call_default_factory=True),
-            "help": " ".join((field.description or "").split()),
+            "help": help_text(field),
             "value": getattr(policy, name),
         }
         for name, field in described(Policy).model_fields.items()

@@ -113,17 +113,12 @@ def require(framework: str, device: Device, environ: Mapping[str, str] | None = 
 
 def _build(framework: str) -> str:
     """Which CUDA the framework was built for, as a phrase."""
-    return {"torch": _torch_build, "tensorflow": _tensorflow_build}[framework]()
+    if framework == "torch":
+        import torch
 
+        version, cuda = torch.__version__, torch.version.cuda
+    else:
+        import tensorflow as tf
 
-def _torch_build() -> str:
-    import torch
-
-    return f"torch {torch.__version__} is built for CUDA {torch.version.cuda or 'not at all'}"
-
-
-def _tensorflow_build() -> str:
-    import tensorflow as tf
-
-    cuda = tf.sysconfig.get_build_info().get("cuda_version") or "not at all"
-    return f"tensorflow {tf.__version__} is built for CUDA {cuda}"
+        version, cuda = tf.__version__, tf.sysconfig.get_build_info().get("cuda_version")
+    return f"{framework} {version} is built for CUDA {cuda or 'not at all'}"

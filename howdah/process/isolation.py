@@ -36,9 +36,9 @@ def module(name: str, *arguments: str, python: str | None = None) -> list[str]:
     return [python or sys.executable, "-P", "-m", name, *arguments]
 
 
-def code(text: str, *arguments: str, python: str | None = None) -> list[str]:
-    """The command `python -c TEXT ARGUMENTS`, isolated like that of `module`."""
-    return [python or sys.executable, "-P", "-c", text, *arguments]
+def code(text: str, *arguments: str) -> list[str]:
+    """The argument list of `python -c TEXT ARGUMENTS`, isolated like that of `module`."""
+    return [sys.executable, "-P", "-c", text, *arguments]
 
 
 def environment(

@@ -13,7 +13,7 @@ import re
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from howdah.core import gpus
 
@@ -29,22 +29,19 @@ _PROC = "/proc/driver/nvidia"
 
 
 @contextlib.contextmanager
-def starting_tensorflow(environ: Mapping[str, str] | None = None) -> Iterator[None]:
+def starting_tensorflow() -> Iterator[None]:
     """Inside, TensorFlow is imported and looks for its devices; its notes are left out of stderr.
 
     Everything else stays, in its order: errors, Python's own lines, and every line if an exception
     is raised. Where stderr is a log file, lines are written to it at once and notes taken out at
     the end, so that a process that is killed in between leaves all of them. Elsewhere they are held
     back until the end. With TF_CPP_MIN_LOG_LEVEL below 2 nothing is left out.
-
-    Args:
-        environ: the environment; None: this process's.
     """
-    environ = os.environ if environ is None else environ
-    if environ.get("TF_CPP_MIN_LOG_LEVEL", "2") in ("0", "1"):
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2") in ("0", "1"):
         yield
         return
-    on_cpu = not gpus.chosen(environ.get("CUDA_VISIBLE_DEVICES", "0")) or not os.path.exists(_PROC)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    on_cpu = not gpus.chosen(visible) or not os.path.exists(_PROC)
     sys.stderr.flush()
     if _is_log(2):
         yield from _taken_out(on_cpu)

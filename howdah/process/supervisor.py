@@ -41,6 +41,7 @@ from howdah.core.processes import (
     reap,
 )
 from howdah.errors import UsageError
+from howdah.faults import typed
 from howdah.process import isolation
 
 HELLO = "howdah guard "
@@ -50,6 +51,7 @@ _EXIT_GRACE_SECONDS = 5.0
 """For processes that outlive the command to exit by themselves (a JVM that shuts down)."""
 _LOCK_MAX_AGE_SECONDS = 30 * 86400.0
 """A lock file is removed this long after its last use."""
+_LOCKING = "lock this task's file in the cache"
 _POLL_SECONDS = 1.0
 _ENDED_BY_STOP = 143
 
@@ -185,13 +187,16 @@ def _acquire_lock(key: str | None, caller: _Caller) -> BinaryIO | None:
     if key is None:
         return None
     directory = os.path.join(cache_root(), "guards")
-    os.makedirs(directory, mode=0o700, exist_ok=True)
-    _sweep(directory)
     path = os.path.join(directory, hashlib.sha256(key.encode()).hexdigest()[:32])
-    file = open(path, "ab", buffering=0)  # noqa: SIM115 - held until the command has ended
+    with typed(path, _LOCKING):
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        _sweep(directory)
+        file = open(path, "ab", buffering=0)  # noqa: SIM115 - held until the command has ended
     announced = False
     while not caller.stopped:
-        if not locked(file):
+        with typed(path, _LOCKING):  # a file system without locks
+            is_ours = locked(file)
+        if not is_ours:
             if not announced:
                 _say("the same command of an earlier try is still ending: waiting for it")
                 announced = True

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from howdah import alerts
+from howdah import alerts, storage
 from howdah.config.loader import from_dict, load
 from howdah.errors import (
     CheckFailed,
@@ -15,11 +15,13 @@ from howdah.errors import (
     DataError,
     Interrupted,
     StorageFull,
+    StorageUnavailable,
     Terminated,
     UsageError,
 )
 from howdah.policy import rules as policies
 from howdah.policy.check import Judge
+from howdah.storage import retry
 from tests import ROOT
 from tests.alerts.receiver import receiving
 from tests.runs.jobs.cluster_jobs import runs
@@ -56,6 +58,28 @@ def test_a_command_gets_one_object_for_each_event(tmp_path, lines):
     assert second["what"] == "another fault"
     assert len(os.listdir(tmp_path / "run" / "alerts")) == 2
     assert [line for line in lines if line.startswith("alert sent")]
+
+
+def test_an_alert_waits_for_a_storage_that_is_away_only_shortly(tmp_path, lines, monkeypatch):
+    """It may be what the alert is about: a driver's storage is retried for half an hour."""
+    monkeypatch.setenv(retry.ENVIRONMENT, "1800")
+    limits = []
+
+    def away(*_, **__):
+        limits.append(retry.limit_seconds())
+        raise StorageUnavailable("no answer")
+
+    with receiving() as receiver:
+        config = config_of(tmp_path, command=receiver.command)
+        for name in ("read_json", "make_dirs", "exists", "is_dir"):
+            monkeypatch.setattr(storage, name, away)
+        assert alerts.run_error(config) is None
+        alerts.low_disk(config, say=lines.append)
+        alerts.succeeded(config, "train", say=lines.append)
+        alerts.of_error(config, "train", StorageUnavailable("no answer"), say=lines.append)
+        assert [one["what"] for one in receiver.alerts] == ["no answer"]
+    assert len(limits) == 5 and max(limits) <= 10
+    assert retry.limit_seconds() == 1800
 
 
 KINDS = [

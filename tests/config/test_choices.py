@@ -6,12 +6,11 @@ import pytest
 
 from howdah.config.job import JobSection
 from howdah.config.model import Config, DataSection, TrainingSection
-from howdah.config.types import Kind, Section
+from howdah.config.types import Section
 from howdah.data.splits.planner import pad_multiple
 from howdah.etl.sources import reading
 from howdah.etl.sources import source as sources
 from howdah.etl.write import shards
-from howdah.policy.check import Judge
 from howdah.training.optim.schedule import Schedule
 from howdah.yarn.preflight import ports
 
@@ -59,12 +58,6 @@ def test_each_kind_of_source_is_read_by_its_own_reader():
     others = {"csv", "jsonl", "tfrecord", "image"}
     assert set(reading._TABLES) | others == set(get_args(sources.Kind))
     assert set(choices(DataSection, "format")) == {"auto", *get_args(sources.Kind)}
-
-
-def test_each_kind_of_name_has_a_rule_in_the_policy():
-    entries = {"setting", "variable"}  # `Judge._entries`
-    for kind in set(get_args(Kind)) - entries:
-        assert callable(getattr(Judge, f"_{kind}")), kind
 
 
 def test_each_default_is_one_of_its_choices():

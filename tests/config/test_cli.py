@@ -10,6 +10,8 @@ import sys
 import pytest
 import typer
 
+from howdah.config import loader
+
 
 def howdah(*arguments: str, cwd=None, **env: str) -> subprocess.CompletedProcess:
     return subprocess.run(
@@ -165,6 +167,58 @@ def test_a_job_that_nobody_knows_is_not_looked_for_on_a_yarn_that_is_not_there(w
 def test_a_command_for_a_job_names_one():
     done = howdah("status", HADOOP_CONF_DIR="", YARN_CONF_DIR="", HADOOP_HOME="")
     assert done.returncode == 2 and "which job?" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", [b"caf\xe9.csv", b"two\nlines.csv", "caf\u00e9\u2028.csv".encode()]
+)
+def test_config_init_of_a_file_with_any_name_and_columns(tmp_path, name):
+    path = os.path.join(os.fsencode(tmp_path), name)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("te\x80xt,lab\x85el\n")
+        file.writelines(f"some words of row {n},{'ab'[n % 2]}\u2028\n" for n in range(20))
+    target = str(tmp_path / "run.yaml")
+    made = howdah("config", "init", target, "--source", os.fsdecode(path))
+    assert made.returncode == 0, made.stderr
+    config = loader.load(target)
+    assert os.fsencode(config.data.source) == path
+    assert config.data.columns.text == ["te\x80xt"]
+    assert config.data.columns.label == "lab\x85el"
+
+
+@pytest.mark.parametrize("words", [[], ["config"], ["model"]])
+def test_a_command_without_its_subcommand_shows_the_help(words):
+    done = howdah(*words)
+    assert (done.returncode, done.stderr) == (2, "")
+    assert done.stdout == howdah(*words, "--help").stdout
+    assert "Usage:" in done.stdout
+
+
+def test_an_interrupt_is_one_message_and_one_object():
+    program = (
+        "import sys; from howdah.cli import jobs, main\n"
+        "def find(*_): raise KeyboardInterrupt\n"
+        "jobs.find = find; main()"
+    )
+    argv = [sys.executable, "-c", program, "kill", "application_1_1", "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (130, "howdah: interrupted\n")
+    assert json.loads(done.stdout)["error"] == "Interrupted"
+
+
+def test_a_removed_working_directory_is_one_message(tmp_path):
+    gone = str(tmp_path / "gone")
+    code = (
+        f"import os, sys; os.mkdir({gone!r}); os.chdir({gone!r}); os.rmdir({gone!r});"
+        "sys.argv = ['howdah', *sys.argv[1:]]; from howdah.cli import main; main()"
+    )
+    for arguments in (["train"], ["doctor"], ["etl", "--set", "data.source=x.csv"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True
+        )
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "the working directory was removed" in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_config_init_check_and_explain(tmp_path):

@@ -1,5 +1,6 @@
 """The run configuration: every error at once, nearest key named, overrides, round trip, help."""
 
+import datetime
 import io
 import sys
 
@@ -8,6 +9,7 @@ import yaml
 
 from howdah import storage
 from howdah.config import loader, yaml_text
+from howdah.config.options import partition
 from howdah.config.types import named_by, parse_bytes
 from howdah.errors import ConfigError, UsageError
 
@@ -328,6 +330,29 @@ def test_explain_names_the_nearest():
     assert "training.learning_rate" in caught.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("lr", "training.learning_rate"), ("epochs", "training.num_train_epochs"), ("sed", "seed")],
+)
+def test_a_short_name_without_a_section_is_understood(name, key):
+    with pytest.raises(UsageError) as explained:
+        loader.explain(name)
+    with pytest.raises(ConfigError) as loaded:
+        loader.load(None, [f"{name}=3"])
+    for remedy in (explained.value.remedy, loaded.value.problems[0].remedy):
+        assert remedy.startswith("did you mean") and remedy.endswith(f"{key}?")
+
+
+def test_there_are_at_most_two_hundred_keys():
+    assert sum(1 for _ in loader.keys()) <= 200  # noqa: SIM118 - a function, not a mapping
+
+
+def test_a_key_of_another_section_is_named():
+    with pytest.raises(ConfigError) as caught:
+        loader.from_dict({"yarn": {"hang_seconds": 3}})
+    assert caught.value.problems[0].remedy == "did you mean job.hang_seconds?"
+
+
 def test_starter_is_a_valid_configuration(tmp_path):
     assert load_text(tmp_path, loader.starter_yaml()) == loader.Config()
 
@@ -337,6 +362,62 @@ def test_starter_is_a_valid_configuration(tmp_path):
 )
 def test_sizes(text, size):
     assert parse_bytes(text) == size
+
+
+def test_without_a_file_the_problems_are_those_of_set():
+    with pytest.raises(ConfigError, match="1 problem in --set"):
+        loader.load(None, ["training.seed=x"])
+
+
+@pytest.mark.parametrize("text", ["inf GiB", "1e999 GiB", "nan GiB", "GiB", "²"])
+def test_a_size_without_a_number_is_refused(text):
+    with pytest.raises(ConfigError) as caught:
+        loader.load(None, [f"training.shard_cache_bytes={text}"])
+    (problem,) = caught.value.problems
+    assert "a size needs a number and a unit" in problem.what
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("data.columns.text=[]", "at least 1 item"),
+        ("data.labels=[]", "labels is empty"),
+        ("training.num_train_epochs=inf", "finite number"),
+        ("training.weight_decay=inf", "finite number"),
+    ],
+)
+def test_what_no_run_can_use_is_refused(override, problem):
+    with pytest.raises(ConfigError) as caught:
+        loader.load(None, [override])
+    (only,) = caught.value.problems
+    assert problem in f"{only.what} {only.expected}"
+    assert only.where == override.partition("=")[0]
+
+
+def test_the_values_of_partitions_are_texts():
+    data = {"format": "hive", "source": "db.table"}
+    values = {"day": [datetime.date(2026, 1, 1), "b"], "hour": 5}
+    config = loader.from_dict({"data": {**data, "partitions": values}})
+    assert config.data.partitions == {"day": ["2026-01-01", "b"], "hour": ["5"]}
+    for value in (None, True, [None]):
+        with pytest.raises(ConfigError) as caught:
+            loader.from_dict({"data": {**data, "partitions": {"day": value}}})
+        assert "valid string" in caught.value.problems[0].expected
+
+
+def test_decimals_of_38_digits_are_compared_exactly():
+    values = ["1" * 37 + last for last in "12"]
+    assert [partition.canonical(value, "decimal(38,0)") for value in values] == values
+
+
+@pytest.mark.parametrize(
+    "odd", ["\x7f", "\x80", "\x85", "\x9f", "\u2028", "\ufeff", "\udce9", "\U0001f600"]
+)
+def test_a_line_to_paste_reads_back_the_same(odd):
+    value = {"labels": {f"a{odd}b": f"{odd}: #"}}
+    text = yaml_text.flow(value)
+    assert yaml_text.parse(text, "here") == value
+    assert len(text.splitlines()) == 1
 
 
 # ------------------------------------------------------------------------ what must fit together

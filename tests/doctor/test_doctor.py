@@ -3,13 +3,16 @@
 import importlib.util
 import json
 import os
+import socket
 import stat
 import subprocess
 import sys
+import types
 
 import pytest
 
 from howdah.doctor import checks as doctor_checks
+from howdah.doctor import hadoop as doctor_hadoop
 from howdah.doctor import packages as doctor_packages
 from howdah.doctor import report as doctor
 from howdah.doctor import spark as doctor_spark
@@ -105,6 +108,38 @@ def test_what_only_spark_needs_is_not_asked_of_an_environment_without_it(tmp_pat
     for needs in ("SPARK_HOME", "HADOOP_CONF_DIR"):
         env = {"PATH": str(tmp_path), needs: str(tmp_path)}
         assert doctor_checks.check_java(env).status == "fail"
+
+
+def test_a_spark_without_pandas_is_a_finding(tmp_path, monkeypatch):
+    """`pip install 'howdah[torch]'` on a machine whose profile sets SPARK_HOME."""
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "spark-core_2.12-3.5.8.jar").touch()
+    monkeypatch.setattr(doctor_spark, "installed_version", {"pyarrow": "20.0.0"}.get)
+    check = doctor_spark.check_spark({"SPARK_HOME": str(tmp_path)})
+    assert check.status == "warn"
+    assert "pandas missing" in check.found and "howdah[etl]" in check.remedy
+
+
+def test_a_relative_directory_for_temporary_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check = doctor_checks.check_disk({"TMPDIR": "not/there", "HOWDAH_CACHE": str(tmp_path)})
+    assert "temporary files not/there: " in check.found
+
+
+def test_a_host_name_that_no_resolver_takes(monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "a" * 64)
+    check = doctor_checks.check_hostname({})
+    assert check.status == "fail" and "does not resolve" in check.found
+
+
+def test_a_klist_that_does_not_answer_is_a_finding(tmp_path, monkeypatch):
+    folder = program(tmp_path / "bin", "klist", "exec sleep 60\n")
+    settings = types.SimpleNamespace(kerberos=True)
+    monkeypatch.setattr(doctor_hadoop, "_settings", lambda env: settings)
+    monkeypatch.setattr(doctor_checks, "_PROGRAM_SECONDS", 0.2)
+    env = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    check = doctor_hadoop.check_login(env)
+    assert check.status == "fail" and "klist -s: no answer" in check.found
 
 
 def test_java_home_goes_before_path(tmp_path):

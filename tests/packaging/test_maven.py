@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from howdah.errors import ClusterError
+from howdah.errors import ClusterError, StorageError
 from howdah.packaging import maven
 from howdah.packaging.maven import Jar
 
@@ -30,6 +30,13 @@ def fetched(tmp_path, monkeypatch):
         return maven.fetch([JAR], "the jars of a test", lambda line: None)
 
     return fetch
+
+
+def test_a_cache_that_cannot_be_written_is_a_storage_error(monkeypatch):
+    monkeypatch.setenv("HOWDAH_CACHE", "/proc/none")
+    with pytest.raises(StorageError) as caught:
+        maven.fetch([JAR], "the jars of a test", lambda line: None)
+    assert caught.value.where == "/proc/none/jars"
 
 
 def test_a_jar_is_fetched_once_and_again_where_it_was_damaged(tmp_path, fetched):

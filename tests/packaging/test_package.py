@@ -308,7 +308,7 @@ def test_a_file_is_hashed_again_only_when_it_has_changed(tmp_path):
     again.save()
     assert json.loads(Path(kept).read_text()) == {}
     Path(kept).write_text("{")
-    assert FileHashes(kept)._known == {}
+    assert FileHashes(kept)._entries == {}
 
 
 def test_a_horovod_that_needs_mpi_is_refused(tmp_path):

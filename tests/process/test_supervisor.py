@@ -1,5 +1,6 @@
 """`howdah guard`: a command ends with its caller, by SIGTERM if that suffices, else by SIGKILL."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -226,6 +227,29 @@ def test_a_first_line_that_is_no_request(supervised):
     code, out, _ = one.end()
     assert code == 2
     assert "config, environment" in json.loads(out)["expected"]
+
+
+def test_a_cache_that_cannot_be_written_is_one_message():
+    one = Supervised(
+        "config", "explain", "run.name", "--json", env={"HOWDAH_CACHE": "/proc/none"}, lock="x"
+    )
+    code, out, err = one.end()
+    assert code == 5 and "Traceback" not in err
+    assert json.loads(out)["where"].startswith("/proc/none/guards")
+
+
+def test_a_cache_without_locks_is_an_error_of_storage(tmp_path, monkeypatch):
+    from howdah.errors import StorageError
+    from howdah.process import supervisor
+
+    def flock(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setenv("HOWDAH_CACHE", str(tmp_path))
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(StorageError, match="cannot lock this task's file") as caught:
+        supervisor._acquire_lock("key", types.SimpleNamespace(stopped=""))
+    assert "No locks available" in caught.value.got
 
 
 def test_old_locks_are_swept_and_held_ones_are_not(waiting, supervised, tmp_path):

@@ -11,12 +11,11 @@ from typing import Any
 from airflow.sdk.execution_time.xcom import XCom
 
 from howdah.airflow.application import ownership
-from howdah.airflow.application import watching as app
 from howdah.airflow.failures import HowdahCommandFailed
 from howdah.airflow.hook import HowdahHook
 from howdah.core import threads
 from howdah.errors import HowdahError, NotFound
-from howdah.hadoop.resourcemanager import LIVE, OVER, ResourceManager
+from howdah.hadoop.resourcemanager import LIVE, OVER, ResourceManager, kill_and_wait
 
 _BUSY = "this run is being submitted at this moment"
 _BUSY_SECONDS, _BUSY_PAUSE_SECONDS = 120.0, 3.0
@@ -204,5 +203,5 @@ class TaskApplication:
     def _end(self, application: str, why: str) -> None:
         self.log.info("killing %s: %s", application, why)
         reason = self.key.reason(self.try_number, self.token, why)
-        state = app.kill_and_wait(self.manager, application, reason, seconds=_END_SECONDS)
+        state = kill_and_wait(self.manager, application, reason, seconds=_END_SECONDS)
         self.log.info("%s is %s", application, state)

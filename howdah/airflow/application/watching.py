@@ -12,11 +12,7 @@ from typing import Any
 
 from howdah import job_log
 from howdah.hadoop import web
-from howdah.hadoop.resourcemanager import OVER, ResourceManager, kill_and_wait
-
-__all__ = [
-    "ApplicationReport", "LogPosition", "fetch_report", "job_lines", "kill_and_wait", "new_lines",
-]  # fmt: skip
+from howdah.hadoop.resourcemanager import OVER, ResourceManager
 
 _PAGE_SECONDS = 10.0
 
@@ -64,11 +60,6 @@ class ApplicationReport:
     def over(self) -> bool:
         """True once it has finished, failed or been killed."""
         return self.state in OVER
-
-    @property
-    def succeeded(self) -> bool:
-        """True once it has ended with the final status SUCCEEDED."""
-        return self.over and self.yarn.get("finalStatus") == "SUCCEEDED"
 
     @property
     def diagnostics(self) -> str:

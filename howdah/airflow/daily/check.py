@@ -12,7 +12,7 @@ from airflow.sdk import Context
 from howdah.airflow.daily import form
 from howdah.airflow.form import trigger_form
 from howdah.airflow.hook import refusals
-from howdah.airflow.operators import HowdahOperator, run_name, safe_name
+from howdah.airflow.operators import HowdahOperator
 
 
 class CheckDayOperator(HowdahOperator):
@@ -25,7 +25,7 @@ class CheckDayOperator(HowdahOperator):
     template_fields: Sequence[str] = ("conn_id",)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        values, ti = trigger_form.own_params(context), context["ti"]
+        values, directory = trigger_form.own_params(context), self.run_directory(context)
         with refusals():
             form.check(values, self.hook.judge())
             fixed = form.settings()
@@ -33,9 +33,6 @@ class CheckDayOperator(HowdahOperator):
                 context, fixed.partition, values.get("partition"), timezone=fixed.timezone,
                 back=fixed.again_days,
             )  # fmt: skip
-            directory = "/".join(
-                (self.hook.run_root.rstrip("/"), safe_name(ti.dag_id), run_name(ti.run_id))
-            )
             made = form.request(values, day, directory)
         self.log.info("day: %s, from %s", day.name, day.by)
         for key in ("source", "output", "model"):

@@ -16,7 +16,7 @@ from howdah.airflow.daily import days
 from howdah.airflow.form import left_out, trigger_form
 from howdah.airflow.form.daily import DailySettings, from_defaults
 from howdah.config import loader as configs
-from howdah.config.options.partition import parse
+from howdah.config.options.partition import expanded, is_files, parse
 from howdah.errors import ConfigError, HowdahError
 from howdah.policy.check import Judge
 from howdah.policy.rules import Policy
@@ -146,12 +146,7 @@ def _date(context: Context) -> datetime | None:
 
 def check(values: Mapping[str, Any], judge: Judge) -> None:
     """Raise ConfigError with every problem of the values that were sent, the policy's included."""
-    installed, names = _own_values(), {*params()}
-    problems = [
-        HowdahError(f"unknown key {name!r}", where=name, expected=", ".join(sorted(names)))
-        for name in values
-        if name not in names
-    ]
+    installed, problems = _own_values(), trigger_form.unknown(values, params())
     refused: list[HowdahError] = []
     for name, value in values.items():
         problems += trigger_form.secrets(name, value)
@@ -167,9 +162,7 @@ def check(values: Mapping[str, Any], judge: Judge) -> None:
     for name in ("model", "source"):
         if not (values.get(name) or installed[name]):
             problems.append(HowdahError("a value is required", where=name))
-    if problems:
-        raise ConfigError("the values that were sent cannot be used", problems=problems + refused)
-    judge.refuse(refused)
+    trigger_form.refuse(problems, refused, judge)
 
 
 def _judged(name: str, value: Any, judge: Judge) -> list[HowdahError]:
@@ -201,8 +194,6 @@ def request(values: Mapping[str, Any], day: days.Day, directory: str) -> dict[st
     Args:
         directory: the DAG run's directory, for scores and pages that are files.
     """
-    from howdah.config.options.partition import expanded, is_files
-
     installed, fixed = _own_values(), settings()
     source = values.get("source") or installed["source"]
     files = is_files(source)

@@ -17,13 +17,11 @@ from howdah.airflow.application.ownership import TaskKey
 from howdah.airflow.daily import days
 from howdah.airflow.hook import refusals
 from howdah.airflow.lineage import touched
-from howdah.airflow.operators import HowdahOperator, task_key
+from howdah.airflow.operators import SPARK_GRACE_SECONDS, HowdahOperator, task_key
 from howdah.config.options.partition import is_files
 from howdah.core.address import split_address
 from howdah.errors import ConfigError, DataError
 
-_SPARK_GRACE_SECONDS = 90.0
-"""A killed command kills its application with Spark's client, which starts a JVM first."""
 _ALARM = "CheckFailed"
 """Error class of `howdah drift` for an alarm (exit code 1)."""
 
@@ -70,12 +68,11 @@ class ScoreOperator(HowdahOperator):
         self.target, self.force, self.since = target, force, since
 
     def execute(self, context: Context) -> dict[str, Any]:
-        where = TaskKey.of(context["ti"]).as_dict()
-        links.begin(where, self.operator_extra_links)
+        where = self.begin_links(context)
         files = is_files(self.source)
         words = self._of_files() if files else self._of_table()
         made = self.command(
-            context, *words, grace_seconds=_SPARK_GRACE_SECONDS,
+            context, *words, grace_seconds=SPARK_GRACE_SECONDS,
             on_line=self.showing_application(where),
         )  # fmt: skip
         return self._result(made, files=files)
@@ -169,8 +166,7 @@ class DriftOperator(HowdahOperator, SkipMixin):
         self.scored, self.model, self.directory = scored, model, directory
 
     def execute(self, context: Context) -> dict[str, Any]:
-        where = TaskKey.of(context["ti"]).as_dict()
-        links.begin(where, self.operator_extra_links)
+        where = self.begin_links(context)
         judged = [self._judge(context, each["partition"]) for each in self.scored["partitions"]]
         moved = [each for each in judged if each["state"] == "alarm"]
         shown = (moved or judged)[0] if judged else {}
@@ -272,8 +268,7 @@ class AlarmOperator(HowdahOperator):
             extra["howdah"] = {days.PARTITIONS: days.merged(partitions)}
         except ConfigError:  # one data.partitions cannot name exactly these; the list above does
             extra["howdah"] = {}
-        for outlet in self.outlets:
-            context["outlet_events"][outlet].extra = extra
+        self.emit(context, extra)
         self.log.warning("%s. Page: %s", sentence(extra), judged["page"])
         return extra
 

@@ -60,7 +60,7 @@ class PartitionSensor(HowdahOperator):
         """Check once; if a partition is missing, defer the task to a trigger."""
         if str(self.wait).lower() == "false":
             self.log.info("%s: named by its writer, so it exists", ", ".join(self.partitions))
-            return self._found()
+            return self._result()
         deadline = self._deadline(context)
         try:
             looked = self.command(context, *arguments(self.partitions, self.source, self.ready))
@@ -107,7 +107,7 @@ class PartitionSensor(HowdahOperator):
     def _end(self, context: Context) -> dict[str, Any]:
         context["task_state_store"].delete(_DEADLINE)
         self.log.info("%s: exists", ", ".join(self.partitions))
-        return self._found()
+        return self._result()
 
-    def _found(self) -> dict[str, Any]:
+    def _result(self) -> dict[str, Any]:
         return {"source": self.source, "partitions": list(self.partitions)}

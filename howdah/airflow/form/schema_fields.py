@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from howdah.config import loader as configs
+from howdah.config.types import help_text
 from howdah.errors import ConfigError
 
 
@@ -47,8 +48,8 @@ def field_of(name: str) -> FormField:
     if default == {} and "null" not in kinds:
         kinds.append("null")  # the form sends null for an emptied mapping
     schema["type"] = kinds[0] if len(kinds) == 1 else kinds
-    help_text = " ".join((info.description or "").split())
-    return FormField(name, default, f"{help_text} {_limits(schema)}".strip(), schema, emptied)
+    text = f"{help_text(info)} {_limits(schema)}".strip()
+    return FormField(name, default, text, schema, emptied)
 
 
 @functools.cache

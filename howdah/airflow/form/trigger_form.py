@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,7 @@ def fields(
     """
     chosen = configs.from_dict(dict(defaults or {}), where="the form's defaults")
     values = chosen.model_dump(mode="json")
-    return [replace(field_of(name), default=_of(values, name)) for name in names]
+    return [replace(field_of(name), default=configs.value_at(values, name)) for name in names]
 
 
 def params(
@@ -175,7 +175,7 @@ def installed_defaults() -> dict[str, Any]:
 def own_default(name: str, defaults: Mapping[str, Any]) -> Any:
     """The default of one of the form's own fields."""
     otherwise = next(field[1] for field in _OWN_FIELDS if field[0] == name)
-    return _of(defaults, name) if _has(defaults, name) else otherwise
+    return configs.value_at(defaults, name) if _has(defaults, name) else otherwise
 
 
 def sections(defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def config(
     problems: list[HowdahError] = list(lines.problems)
     refused: list[HowdahError] = []
     changed: set[str] = set()
-    values = {name: _of(installed, name) for name in keys if _has(installed, name)}
+    values = {name: configs.value_at(installed, name) for name in keys if _has(installed, name)}
     sendings = {name: value for name, value in sent.items() if name != SET}
     for name, value in (*sendings.items(), *lines.values.items()):
         if name in form_fields and name not in lines.values:
@@ -300,7 +300,7 @@ def _set_twice(
     return [
         HowdahError(f"{name} has one value in its field and another in a line", where=name)
         for name in both
-        if sendings[name] not in (_of(base, name), lines.values[name], None, "")
+        if sendings[name] not in (configs.value_at(base, name), lines.values[name], None, "")
     ]
 
 
@@ -340,17 +340,26 @@ def secrets(name: str, value: Any) -> list[HowdahError]:
     ]
 
 
+def unknown(values: Mapping[str, Any], names: Collection[str]) -> list[HowdahError]:
+    """Problems of values that have no field."""
+    return [
+        HowdahError(f"unknown key {name!r}", where=name, expected=", ".join(names))
+        for name in values
+        if name not in names
+    ]
+
+
+def refuse(problems: list[HowdahError], refused: list[HowdahError], judge: Judge) -> None:
+    """Raise ConfigError with every problem of the values that were sent, the policy's included."""
+    if problems:
+        raise ConfigError("the values that were sent cannot be used", problems=problems + refused)
+    judge.refuse(refused)
+
+
 def _has(sections: Mapping[str, Any], name: str) -> bool:
-    *path, last = name.split(".")
-    at = _of(sections, ".".join(path))
+    section, _, last = name.rpartition(".")
+    at = configs.value_at(sections, section) if section else sections
     return isinstance(at, Mapping) and last in at
-
-
-def _of(sections: Mapping[str, Any], name: str) -> Any:
-    at: Any = sections
-    for part in filter(None, name.split(".")):
-        at = at.get(part) if isinstance(at, Mapping) else None
-    return at
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from howdah.config.options.partition import is_files, parse
 from howdah.config.options.source import LAKES
+from howdah.core import paths
 from howdah.core.address import split_address
 
 _DATASET = re.compile(r"(.+)/v=([0-9A-Za-z]+)/?")
@@ -81,16 +82,17 @@ class Places:
 
     def path(self, path: str, **more: Any) -> Item:
         """A file or directory on any storage."""
-        parts = urlsplit(path) if "://" in path else None
-        if parts is None or parts.scheme == "file":
-            local = parts.path if parts is not None else path
-            name = posixpath.normpath(posixpath.join(self.directory, os.path.expanduser(local)))
+        if paths.is_local(path):
+            is_url = path.lower().startswith("file://")
+            local = path[len("file://") :] if is_url else os.path.expanduser(path)
+            name = posixpath.normpath(posixpath.join(self.directory, local))
             return Item(namespace="file", name=name, **more)
-        host = parts.netloc.rpartition("@")[2] or (self.hdfs if parts.scheme == "hdfs" else "")
-        space = f"{parts.scheme}://{host}" if host else parts.scheme
+        scheme, name = paths.scheme(path), paths.inner(path)
+        host = paths.authority(path).rpartition("@")[2] or (self.hdfs if scheme == "hdfs" else "")
+        space = f"{scheme}://{host}" if host else scheme
         # In an object store the name is the key, which does not begin with a slash.
-        name = parts.path if parts.scheme.endswith("hdfs") else parts.path.lstrip("/")
-        return Item(namespace=space, name=name.rstrip("/") or "/", **more)
+        name = name if paths.on_hdfs(path) else name.lstrip("/") or "/"
+        return Item(namespace=space, name=name, **more)
 
 
 def places_of(

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from howdah.config.types import Section, described, name_of_variable, problem_of
+from howdah.config.types import Section, described, help_text, name_of_variable, problem_of
 from howdah.errors import ConfigError
 
 
@@ -145,7 +145,7 @@ def form_fields() -> dict[str, Any]:
     return {
         name: {
             "label": name.replace("_", " ").capitalize(),
-            "description": " ".join((field.description or "").split()),
+            "description": help_text(field),
             "schema": _TYPES.get(name, {"type": ["string", "null"]}),
         }
         for name, field in described(ConnectionSettings).model_fields.items()

@@ -13,6 +13,8 @@ NULL = "__HIVE_DEFAULT_PARTITION__"
 """The metastore's name of the partition whose value is null."""
 _INTEGRAL = ("tinyint", "smallint", "int", "bigint")
 
+_EXACT = decimal.Context(prec=40)
+"""More digits than Spark's decimal(38); Python's own default rounds to 28."""
 _PAIR = re.compile(r"([A-Za-z_]\w*)=([^/=\s][^/=]*)", re.ASCII)
 _COLUMN = re.compile(r"[A-Za-z0-9_]+")
 _WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)
@@ -115,7 +117,7 @@ def canonical(value: str, kind: str) -> str:
         return str(int(value))
     if kind.startswith("decimal") or kind in ("float", "double"):
         try:
-            return f"{decimal.Decimal(value.strip()).normalize():f}"
+            return f"{decimal.Decimal(value.strip()).normalize(_EXACT):f}"
         except decimal.InvalidOperation:
             return value
     return value.strip().lower() if kind == "boolean" else value

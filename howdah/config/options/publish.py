@@ -4,11 +4,11 @@ it is published."""
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from pydantic import Field, field_validator
 
 from howdah.config.metric_table import METRICS, unknown_metric
-from howdah.config.options.registry import RegistryOptions
 from howdah.config.splits import TEST, HeldOut
 from howdah.config.types import AnyPath, Rare, Section, Usual
 
@@ -45,6 +45,16 @@ class GateSection(Section):
         """Whether the gate checks anything."""
         compares = self.better_than_published or self.min_over_baseline is not None
         return bool(self.minimum) or compares
+
+
+class RegistryOptions(Section):
+    mode: Rare[Literal["reference", "full"] | None] = None
+    """What MLflow's registry gets of each published version: tags, the aliases champion
+    (current.json) and challenger, and a model. reference: a loader of 2 kB that opens the published
+    directory, which must be reachable where the model is loaded. full: a copy of the whole export.
+    null: the registry does not follow. It needs tracking.mlflow.uri. The published directory
+    decides: where MLflow does not answer, `howdah model register` completes the registration
+    later."""
 
 
 class PublishSection(Section):

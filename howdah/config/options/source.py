@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from howdah.config.types import AnyPath, Rare, Section
@@ -62,5 +62,4 @@ def moment_of(text: str) -> int:
     """
     at = datetime.fromisoformat(text)
     at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
-    since = at - datetime(1970, 1, 1, tzinfo=UTC)
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-from datetime import UTC, date, datetime
+from datetime import date
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from howdah.config.options.source import moment_of
 from howdah.config.splits import SPLIT_WORDS, TEST, TRAIN, VALIDATION, Split
-from howdah.config.types import Rare, Section, Source, Usual
+from howdah.config.types import Rare, Section, Source, Usual, number_as_text
 
 MOST_FOLDS = 20
 """Parts that `data.split.fold` may divide the clusters into."""
-
-_MICROSECONDS = 1_000_000
 
 
 def _size(value: float) -> float:
@@ -39,7 +38,7 @@ def is_number(text: str) -> bool:
 
 def moment(text: str) -> float:
     """A moment as a number: a number as it is, a date or time of ISO 8601 as microseconds since
-    1970 (UTC where it names no zone). Below 2^53 in size, so exact.
+    1970 (UTC where it names no zone), exact up to the year 2255 (2^53).
 
     >>> moment("1970-01-02") == moment("1970-01-02T00:00:00+00:00") == 86_400_000_000
     True
@@ -47,12 +46,9 @@ def moment(text: str) -> float:
     if is_number(text):
         return float(text)
     try:
-        at = datetime.fromisoformat(text)
+        return float(moment_of(text))
     except ValueError:
         raise ValueError(f"neither a number nor a date or time of ISO 8601: {text!r}") from None
-    at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-    since = at - datetime(1970, 1, 1, tzinfo=UTC)
-    return float((since.days * 86_400 + since.seconds) * _MICROSECONDS + since.microseconds)
 
 
 class SplitSources(Section):
@@ -156,10 +152,7 @@ class SplitOptions(Section):
     def _values_as_text(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        return {
-            str(key) if isinstance(key, int) and not isinstance(key, bool) else key: split
-            for key, split in value.items()
-        }
+        return {number_as_text(key): split for key, split in value.items()}
 
     @property
     def words(self) -> dict[str, Split]:

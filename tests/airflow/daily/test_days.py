@@ -170,6 +170,9 @@ PLACES = touched.places_of({}, HADOOP, "/jobs")
         ("rows.csv", "file", "/jobs/rows.csv"),
         ("file:///x/../y", "file", "/y"),
         ("webhdfs://user:secret@nn:9870/d", "webhdfs://nn:9870", "/d"),
+        ("hdfs:///in/day?.csv", "hdfs://nn:8020", "/in/day?.csv"),  # a pattern, not a query
+        ("s3://bucket/news #1", "s3://bucket", "news #1"),
+        ("file:///in/news#1.csv", "file", "/in/news#1.csv"),
     ],
 )
 def test_names_follow_the_naming_specification(name, space, full):
