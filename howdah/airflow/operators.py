@@ -462,18 +462,12 @@ class PredictOperator(HowdahOperator):
         arguments += ["--output", self.target]
         for column in self.text_columns or []:
             arguments += ["--text-column", column]
-        if self.id_column:
-            arguments += ["--id-column", self.id_column]
-        if self.master:
-            arguments += ["--master", self.master]
-        if self.overwrite:
-            arguments += ["--overwrite"]
-        if self.batch:
-            arguments += ["--batch", self.batch]
-        has_config = isinstance(self.config, Mapping)
-        return self.command(
-            context, *arguments, config=has_config, grace_seconds=SPARK_GRACE_SECONDS
-        )
+        options = {"id-column": self.id_column, "master": self.master, "batch": self.batch}
+        for name, value in options.items():
+            arguments += [f"--{name}", value] if value else []
+        arguments += ["--overwrite"] if self.overwrite else []
+        config = isinstance(self.config, Mapping)
+        return self.command(context, *arguments, config=config, grace_seconds=SPARK_GRACE_SECONDS)
 
     def lineage(self) -> touched.Touched:
         """Inputs: the rows and the model. Output: the predictions."""
