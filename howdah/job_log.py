@@ -37,10 +37,14 @@ def new_lines(
     if attempt != position.attempt:  # each attempt's driver counts from 1
         position = replace(position, attempt=attempt, line=0, event=0.0)
     lines = []
-    for happened in status.get("events") or []:
-        if happened["time"] > position.event:
-            lines.append(f"{event}{happened['what']}")
-            position = replace(position, event=happened["time"])
+    events = status.get("events") or []
+    # Those that stand behind the last one that was shown: a node's clock may be set back. Without
+    # that one the status is an older one (the file's, after the page's), or all have come since.
+    shown = [n for n, happened in enumerate(events) if happened["time"] == position.event]
+    new = events[shown[-1] + 1 :] if shown else [e for e in events if e["time"] > position.event]
+    for happened in new:
+        lines.append(f"{event}{happened['what']}")
+        position = replace(position, event=happened["time"])
     for serial, text in status.get("lines") or []:
         if serial <= position.line:
             continue

@@ -17,6 +17,7 @@ from howdah.config.loader import Config
 from howdah.config.splits import VALIDATION
 from howdah.core.child import Child
 from howdah.errors import HowdahError, JobLost, NotFound, TrainingError, UsageError
+from howdah.jobs.training_process import how_ended
 from howdah.models.runs import record
 from howdah.models.runs.metrics_log import FILE_NAME as METRICS_FILE
 from howdah.models.runs.metrics_log import read_metrics
@@ -266,7 +267,7 @@ class RunningTrial:
             return self._error
         if code < 0:
             return TrainingError(
-                f"its training was killed by {signal.Signals(-code).name}",
+                f"its training was killed by {how_ended(code)}",
                 where=self.directory,
                 remedy="check the kernel's log (dmesg) for the out-of-memory killer",
             )

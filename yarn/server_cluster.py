@@ -16,6 +16,7 @@ from howdah.jobs.secret_file import write_private
 from howdah.models.registry import Published
 from howdah.models.server_file import TOKENS
 from howdah.packaging import cluster_paths
+from howdah.storage import private_files
 from howdah.yarn import server, shipping, spec
 from howdah.yarn.cluster import YarnCluster, shipped, zip_settings
 
@@ -68,7 +69,10 @@ class ServerCluster(YarnCluster):
         config, conf = self.config, self.manager.conf
         shipment, packages = shipping.plan(config, progress, kind="serve")
         shipping.upload(config, packages, progress)
-        tokens = "".join(f"{one.decode('ascii')}\n" for one in self._tokens())
+        path, tokens = config.serve.token_file, None
+        if path is not None:  # the text: it also has the tokens that are for /metrics alone
+            where = f"serve.token_file {path}"
+            tokens = private_files.read(path, what="the file of tokens", where=where)
         section = config.serve.model_copy(update={"token_file": None})
         without_file = config.model_copy(update={"serve": section})
         return server.application(

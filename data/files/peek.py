@@ -285,7 +285,8 @@ def refuse_encoding(one: Sample, names: Sequence[str], most: float) -> None:
     if one.form not in ("csv", "jsonl"):
         return
     count, rows = undecodable(one, names), len(one.rows)
-    other = encodings.sniffed(head(one.path, MOST)) if count > most * rows else None
+    bad = count > 0 and count / rows > most  # not most * rows: 0.29 * 100 is below 29
+    other = encodings.sniffed(head(one.path, MOST)) if bad else None
     if other is not None:
         raise encodings.refused(one.path, count, rows, one.form, other)
 

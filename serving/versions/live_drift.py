@@ -59,6 +59,10 @@ class LiveDrift:
             self._generation, self._reference = generation, reference
             self._buffer: list[tuple[np.ndarray, np.ndarray]] = []
             self._windows = [] if reference is None else [self._empty(), self._empty()]
+        self._clear_gauges()
+
+    def _clear_gauges(self) -> None:
+        self._metrics.drift_rows.set(0)
         self._metrics.drift.clear()
         self._metrics.drift_alarm.clear()
 
@@ -88,8 +92,7 @@ class LiveDrift:
         """Stop counting until another version answers."""
         with self._lock:
             self._reference, self._windows, self._buffer = None, [], []
-        self._metrics.drift.clear()
-        self._metrics.drift_alarm.clear()
+        self._clear_gauges()
         self._say(f"drift is not counted any more: {type(error).__name__}: {error}")
 
     def _count(self) -> None:

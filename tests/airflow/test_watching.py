@@ -31,6 +31,21 @@ def cluster_web():
 
 
 # ------------------------------------------------------------------------------- nothing twice
+def test_events_after_a_clock_that_is_set_back_are_logged_once():
+    position = app.LogPosition(application=APP)
+    first, position = app.job_lines(job([], [50.0, 51.0]), position)
+    assert first == ["[job] event 50.0", "[job] event 51.0"]
+    second, position = app.job_lines(job([], [50.0, 51.0, 8.5]), position)
+    assert second == ["[job] event 8.5"]
+    assert app.job_lines(job([], [50.0, 51.0, 8.5]), position)[0] == []
+
+
+def test_an_older_status_repeats_nothing():
+    position = app.LogPosition(application=APP)
+    _, position = app.job_lines(job([], [50.0, 51.0, 52.0]), position)
+    assert app.job_lines(job([], [50.0, 51.0]), position)[0] == []
+
+
 def test_each_line_event_and_state_is_logged_once_also_after_a_restart():
     position = app.LogPosition.of(None, APP)
     first, position = app.new_lines(fetched(status=job([1, 2], [1.5])), position)
