@@ -6,13 +6,12 @@ of the console; a version without any has none of these.
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from howdah.config.data import DataSection
+from howdah.config.yaml_text import quoted
 from howdah.data.manifest import ShardEntry
 from howdah.etl.expect import class_counts
 from howdah.etl.rows import gate, labels
@@ -28,8 +27,6 @@ _MISSING = frozenset({
     "undefined", "(none)", "(null)", "#n/a", "k. a.", "k.a.",
 })  # fmt: skip
 """What spreadsheets, pandas and databases write where there is no value."""
-_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufffe\uffff]")
-"""What a JSON text may hold as it is, and a YAML text only escaped: line ends among others."""
 _MOST_IN_YAML = 40
 _MOST_LISTED = 8
 _FEW_IN_ALL = 100
@@ -253,10 +250,4 @@ def _yaml(
     if missing:
         yaml.append("  quality: {unknown_label: reject}")
     yaml.append("  labels:")
-    return yaml + [f"    {_quoted(label)}: {_quoted(name)}" for label, name in mapping.items()]
-
-
-def _quoted(text: str) -> str:
-    return _NOT_IN_YAML.sub(
-        lambda match: f"\\u{ord(match[0]):04x}", json.dumps(text, ensure_ascii=False)
-    )
+    return yaml + [f"    {quoted(label)}: {quoted(name)}" for label, name in mapping.items()]

@@ -97,7 +97,7 @@ def fences(run_directory: str) -> list[int]:
     except NotFound:
         return []
     stems = [entry.name.removesuffix(".json") for entry in entries if entry.name.endswith(".json")]
-    return [int(stem) for stem in stems if stem.isdigit()]
+    return [int(stem) for stem in stems if stem.isdecimal()]
 
 
 def of_fence(run_directory: str, number: int) -> dict[str, Any] | None:

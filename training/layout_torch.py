@@ -10,6 +10,7 @@ For the purpose of each see docs/decisions/sharding.md.
 
 from __future__ import annotations
 
+import os
 from itertools import chain
 
 from howdah.config.loader import Config
@@ -103,7 +104,7 @@ class Layout:
             The optimizer with these moments.
         """
         training, shares = self._training, None
-        directory = training.shard_cache_directory or cache_root()
+        directory = os.path.expanduser(training.shard_cache_directory or cache_root())
         if self._full:
             optimizer = ShardedAdamW(self.net, self._trainable, training, directory=directory)
         elif self._flat is not None:

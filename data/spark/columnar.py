@@ -39,7 +39,7 @@ def load(
     refuse_names(paths)
     reader = spark.read.format(kind)
     if root:
-        reader = reader.option("basePath", spark_path(root))
+        reader = reader.option("basePath", spark_path(root, pattern=False))
     if kind == "avro":
         reader = reader.option("ignoreExtension", "true")
     nanoseconds: dict[str, bool] = {}

@@ -222,6 +222,11 @@ def _flow(value: Any) -> str:
         return "[" + ", ".join(map(_flow, value)) + "]"
     if isinstance(value, str) and _PLAIN.fullmatch(value) and parse(value, "") == value:
         return value
+    return quoted(value)
+
+
+def quoted(value: Any) -> str:
+    """A text (or another value without parts) as JSON that YAML reads alike."""
     text = json.dumps(value, ensure_ascii=False)
     return _NOT_IN_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 

@@ -54,8 +54,10 @@ def local_path(path: str) -> str:
         raise StorageError(
             "a local path is needed here", where=path, remedy="copy it with storage.download first"
         )
-    if path.lower().startswith("file://"):
-        path = path[len("file://") :]
+    for prefix in ("file://", "file:"):  # the second one as Java writes it: file:/data
+        if path.lower().startswith(f"{prefix}/"):
+            path = path[len(prefix) :]
+            break
     return os.path.abspath(os.path.expanduser(path))
 
 

@@ -16,14 +16,19 @@ def quoted(column: str) -> str:
     return "`" + column.replace("`", "``") + "`"
 
 
-def spark_path(path: str) -> str:
-    """A path as Spark must get it: a plain one would be taken for the cluster's file system's."""
+def spark_path(path: str, *, pattern: bool = True) -> str:
+    """A path as Spark must get it: a plain one would be taken for the cluster's file system's.
+
+    Args:
+        pattern: it is given where Spark reads the characters of a glob as one; False: it is taken
+            as it is, as the option basePath is.
+    """
     if not storage.is_local(path):
         return path
-    # Spark reads the characters of a glob as one, and there is no other way to name the file.
     local = storage.local_path(path)
-    escaped = "".join(f"\\{c}" if c in "*?[]{}\\" else c for c in local)
-    return "file://" + escaped
+    if pattern:  # there is no other way to name the file
+        local = "".join(f"\\{c}" if c in "*?[]{}\\" else c for c in local)
+    return f"file://{local}"
 
 
 def path_of(uri: str) -> str:

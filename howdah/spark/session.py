@@ -78,7 +78,8 @@ def require_java(home: str) -> str:
             remedy=remedy,
         ) from None
     major = java_major(answer.stderr + answer.stdout)
-    output = (answer.stderr.splitlines() or ["no answer to java -version"])[0]
+    lines = [one for one in answer.stderr.splitlines() if not one.startswith("Picked up ")]
+    output = (lines or ["no answer to java -version"])[0]  # JAVA_TOOL_OPTIONS has a line before it
     wrong = [] if major else ["java -version prints no version"]
     wrong += spark_versions.problems(spark, java=major, python=python)
     if answer.returncode or wrong:

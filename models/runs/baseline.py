@@ -123,7 +123,8 @@ def write(directory: str, about: Mapping[str, Any], predicted: Mapping[str, np.n
         about["predictions_sha256"] = hashlib.sha256(buffer.getvalue()).hexdigest()
         storage.write_whole(storage.join(directory, PREDICTIONS), buffer.getvalue())
     text = json.dumps(about, indent=1, ensure_ascii=False, allow_nan=False)
-    storage.write_whole(path, (text + "\n").encode())
+    # A lone surrogate of a label becomes its escape, which JSON allows.
+    storage.write_whole(path, (text + "\n").encode(errors="backslashreplace"))
     return path
 
 

@@ -33,3 +33,9 @@ def test_a_parent_stays_on_its_storage(path, parent):
 )  # fmt: skip
 def test_a_name_is_joined_to_a_root(base, joined):
     assert paths.join(base, "a", "b") == joined
+
+
+@pytest.mark.parametrize("path", ["/data/x", "file:///data/x", "FILE:/data/x", "file:/data/x"])
+def test_a_local_path_may_be_a_uri_as_java_writes_it(path):
+    assert paths.is_local(path)
+    assert paths.local_path(path) == "/data/x"

@@ -54,6 +54,16 @@ def test_the_rows_of_the_partitions_that_are_found_are_read(spark, table, partit
 
 
 @pytest.mark.spark
+def test_a_directory_may_be_named_with_characters_of_a_pattern(spark, tmp_path):
+    root = tmp_path / "of [2026] {a,b}?"
+    (root / "label=01").mkdir(parents=True)
+    pq.write_table(pa.table({"text": ["the cat"]}), root / "label=01" / "0.parquet")
+    data = config_module.from_dict({"data": {"source": str(root), "format": "parquet"}}).data
+    rows = sources.resolve(data).rows(spark, data).collect()
+    assert [(row["text"], row["label"]) for row in rows] == [("the cat", "01")]
+
+
+@pytest.mark.spark
 def test_a_partition_that_is_not_there_is_refused_in_any_spelling(spark, table):
     for value in ("6", "five"):
         settings = {"source": table, "format": "hive", "partitions": {"hour": ["05", value]}}
