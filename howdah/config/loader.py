@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from howdah import redact, storage
 from howdah.config import yaml_text
 from howdah.config.model import Config
+from howdah.config.options.removed import replacement
 from howdah.config.types import GROUPS, Group, described, group_of, help_text
 from howdah.errors import ConfigError, HowdahError, NotFound, StorageError, UsageError
 
@@ -241,6 +242,8 @@ def _problem(item: dict) -> HowdahError:
     where = ".".join(str(part) for part in path) or None
     kind, message = item["type"], item["msg"]
     if kind == "extra_forbidden":
+        if (sentence := replacement(path)) is not None:
+            return HowdahError(f"the key {where} was removed", where=where, remedy=sentence)
         return HowdahError(f"unknown key {path[-1]!r}", where=where, remedy=nearest(path))
     got = item.get("input")
     hidden = any(redact.is_secret_name(str(part)) for part in path)
@@ -268,7 +271,10 @@ _NEAR = 0.85
 
 
 def nearest(path: Sequence[Any]) -> str:
-    """A remedy: the nearest key of the section, else of any section, else all of the section."""
+    """A remedy: what stands in the place of a removed key; else the nearest key of the section,
+    else of any section, else all of the section."""
+    if (sentence := replacement(path)) is not None:
+        return f"it was removed: {sentence}"
     all_keys = dict(keys())
     section = ".".join(str(part) for part in path[:-1])
     siblings = [key for key in all_keys if key.rpartition(".")[0] == section]

@@ -21,6 +21,7 @@ from pydantic import Field, ValidationError, field_validator
 from howdah.config import loader as configs
 from howdah.config import yaml_text
 from howdah.config.form_keys import OPEN, OWN
+from howdah.config.options.removed import replacement
 from howdah.config.types import Section, described, help_text, problem_of
 from howdah.errors import ConfigError
 from howdah.policy.paths import shape_problem
@@ -102,6 +103,8 @@ class Policy(Section):
             if name not in {ANY, *OWN, *names, *sections}:
                 near = difflib.get_close_matches(name, [*names, *sections, *OWN], n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
+                if (sentence := replacement(name.split("."))) is not None:
+                    hint = f"; it was removed: {sentence}"
                 raise ValueError(f"there is no configuration key {name!r}{hint}")
         return value
 

@@ -343,16 +343,6 @@ def test_a_short_name_without_a_section_is_understood(name, key):
         assert remedy.startswith("did you mean") and remedy.endswith(f"{key}?")
 
 
-def test_there_are_at_most_two_hundred_keys():
-    assert sum(1 for _ in loader.keys()) <= 200  # noqa: SIM118 - a function, not a mapping
-
-
-def test_a_key_of_another_section_is_named():
-    with pytest.raises(ConfigError) as caught:
-        loader.from_dict({"yarn": {"hang_seconds": 3}})
-    assert caught.value.problems[0].remedy == "did you mean job.hang_seconds?"
-
-
 def test_starter_is_a_valid_configuration(tmp_path):
     assert load_text(tmp_path, loader.starter_yaml()) == loader.Config()
 
