@@ -157,16 +157,6 @@ class TrainingProcess:
         self._on_end(self.number, self._process.wait())
 
 
-def how_ended(code: int) -> str:
-    """An exit code for users: "exit code 3", "signal SIGKILL"; a real-time signal has no name."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"signal {signal.Signals(-code).name}"
-    except ValueError:
-        return f"signal {-code}"
-
-
 def messages(channel: socket.socket) -> Iterator[dict[str, Any]]:
     """The messages of a training process, until its end of the channel is closed."""
     with channel.makefile("rb") as lines:

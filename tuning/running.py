@@ -16,8 +16,8 @@ from howdah import storage
 from howdah.config.loader import Config
 from howdah.config.splits import VALIDATION
 from howdah.core.child import Child
+from howdah.core.processes import how_ended
 from howdah.errors import HowdahError, JobLost, NotFound, TrainingError, UsageError
-from howdah.jobs.training_process import how_ended
 from howdah.models.runs import record
 from howdah.models.runs.metrics_log import FILE_NAME as METRICS_FILE
 from howdah.models.runs.metrics_log import read_metrics

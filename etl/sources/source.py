@@ -96,8 +96,9 @@ def resolve(data: DataSection) -> Source:
     if data.format in LAKES:
         return Source(kind=data.format, name=data.source)
     root, entries = _files(data.source)
+    kind = _kind_of(data, entries) if entries else None
     for entry in entries:
-        if SURROGATES.search(entry.path):
+        if kind not in ("csv", "jsonl") and SURROGATES.search(entry.path):
             raise DataError(
                 "a file's name is not UTF-8",
                 where=entry.path.encode("utf-8", "surrogateescape").decode(
@@ -105,7 +106,6 @@ def resolve(data: DataSection) -> Source:
                 ),
                 remedy="rename it, e.g. convmv -f LATIN1 -t UTF-8: Spark cannot open such a name",
             )
-    kind = _kind_of(data, entries) if entries else None
     # An empty image file is a row that is rejected; an empty file of rows has none.
     files = [entry for entry in entries if entry.size > 0 or kind == "image"]
     if not files:

@@ -245,3 +245,13 @@ def limit(name: str, value: Any) -> Any:
     """
     replaced = os.environ.get(LIMITS)
     return value if replaced is None else json.loads(replaced).get(name, value)
+
+
+def how_ended(code: int) -> str:
+    """An exit code for users: "exit code 3", "signal SIGKILL"; a real-time signal has no name."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"

@@ -18,6 +18,7 @@ from typing import Any
 from howdah.attempts import Attempt
 from howdah.config.loader import Config
 from howdah.core import threads
+from howdah.core.processes import how_ended
 from howdah.errors import ClusterError, HowdahError, Terminated, render
 from howdah.jobs import training_process, world
 from howdah.jobs.agent import facts
@@ -213,7 +214,7 @@ class _Agent:
         process = self._process
         if process is None or process.number != number:
             return
-        say(f"training process {number} has ended: {training_process.how_ended(code)}")
+        say(f"training process {number} has ended: {how_ended(code)}")
         self._driver.event(
             {
                 "type": "exited",

@@ -21,7 +21,7 @@ from howdah.config import loader
 from howdah.config.model import Config
 from howdah.config.types import named_by
 from howdah.core.activity import Progress
-from howdah.core.processes import process_start
+from howdah.core.processes import how_ended, process_start
 from howdah.errors import (
     INTERRUPTS,
     ClusterError,
@@ -40,7 +40,6 @@ from howdah.jobs.clusters.application import ProcessApplication, listed
 from howdah.jobs.clusters.settings import ATTENDED, CONFIG, ETL, JOB, LOG, VERDICT
 from howdah.jobs.record import Record
 from howdah.jobs.status import status_file
-from howdah.jobs.training_process import how_ended
 from howdah.process import isolation
 from howdah.storage import directories, is_local
 

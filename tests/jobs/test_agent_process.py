@@ -8,9 +8,10 @@ import sys
 import psutil
 import pytest
 
+from howdah.core.processes import how_ended
 from howdah.errors import ClusterError
 from howdah.jobs.agent import facts
-from howdah.jobs.training_process import TrainingProcess, how_ended
+from howdah.jobs.training_process import TrainingProcess
 from tests.support.waiting import wait_until
 
 SAYS = """

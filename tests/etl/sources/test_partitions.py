@@ -6,7 +6,7 @@ import pytest
 
 from howdah.config import loader as config_module
 from howdah.errors import DataError
-from howdah.etl.sources import hive
+from howdah.etl.sources import hive, reading
 from howdah.etl.sources import source as sources
 from howdah.serving.scoring import partition
 from howdah.serving.scoring.selection import Selection, chosen
@@ -59,7 +59,7 @@ def test_a_directory_may_be_named_with_characters_of_a_pattern(spark, tmp_path):
     (root / "label=01").mkdir(parents=True)
     pq.write_table(pa.table({"text": ["the cat"]}), root / "label=01" / "0.parquet")
     data = config_module.from_dict({"data": {"source": str(root), "format": "parquet"}}).data
-    rows = sources.resolve(data).rows(spark, data).collect()
+    rows = reading.read(spark, sources.resolve(data), data).collect()
     assert [(row["text"], row["label"]) for row in rows] == [("the cat", "01")]
 
 

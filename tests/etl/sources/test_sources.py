@@ -345,10 +345,15 @@ def test_sources_that_are_not_there_or_empty(tmp_path):
 
 
 def test_a_file_whose_name_is_not_utf_8_is_named(tmp_path):
-    (tmp_path / os.fsdecode(b"caf\xe9.csv")).write_text("text,label\nx,y\n")
+    text = tmp_path / os.fsdecode(b"caf\xe9.csv")
+    text.write_text("text,label\nx,y\n")
+    assert sources.resolve(section(source=str(tmp_path))).kind == "csv"  # not read by Spark
+    text.unlink()
+    pq.write_table(pa.table({"text": ["x"]}), tmp_path / "a.parquet")
+    (tmp_path / "a.parquet").rename(tmp_path / os.fsdecode(b"caf\xe9.parquet"))
     with pytest.raises(DataError, match="name is not UTF-8") as caught:
         sources.resolve(section(source=str(tmp_path)))
-    assert caught.value.where == f"{tmp_path}/caf\\xe9.csv"
+    assert caught.value.where == f"{tmp_path}/caf\\xe9.parquet"
 
 
 def test_identity_changes_with_the_files(tmp_path):
