@@ -15,7 +15,7 @@ from howdah.config.data import DataSection
 from howdah.config.options.source import LAKES, TABLE_NAME
 from howdah.config.splits import Split
 from howdah.data.files import checks, everyday
-from howdah.data.files.listing import ending, files_of
+from howdah.data.files.listing import HIDDEN, ending, files_of
 from howdah.errors import ConfigError, DataError
 from howdah.storage import Entry
 from howdah.storage.charsets import SURROGATES
@@ -96,6 +96,8 @@ def resolve(data: DataSection) -> Source:
     if data.format in LAKES:
         return Source(kind=data.format, name=data.source)
     root, entries = _files(data.source)
+    if root is not None:
+        _refuse_within(root, data.dataset)
     kind = _kind_of(data, entries) if entries else None
     for entry in entries:
         if kind not in ("csv", "jsonl") and SURROGATES.search(entry.path):
@@ -184,6 +186,19 @@ def _files(source: str) -> tuple[str | None, list[Entry]]:
         got=f"{parent} holds {', '.join(near[:8]) or 'nothing'}" if near is not None else None,
         remedy="check data.source (for a table set data.format: hive)",
     )
+
+
+def _refuse_within(root: str, dataset: str) -> None:
+    """Refuse a dataset below the source's directory, whose files would be rows of the next run."""
+    inside = storage.absolute(dataset).removeprefix(storage.absolute(root).rstrip("/") + "/")
+    if inside != storage.absolute(dataset) and not inside.startswith(HIDDEN):
+        raise ConfigError(
+            "the dataset lies in the source's directory, and would be read as a part of it",
+            where="data.dataset",
+            got=f"{dataset}, in {root}",
+            remedy="set data.dataset to another directory, or data.source to a pattern such as"
+            f" {root}/*.csv",
+        )
 
 
 def _kind_of(data: DataSection, entries: list[Entry]) -> Kind:

@@ -344,6 +344,18 @@ def test_sources_that_are_not_there_or_empty(tmp_path):
         sources.resolve(section(source="drop table; x", format="hive"))
 
 
+def test_a_dataset_in_the_source_s_directory_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "a.csv").write_text("text,label\nx,y\n")
+    monkeypatch.chdir(tmp_path)
+    for dataset in (str(tmp_path / "out"), "out", f"file://{tmp_path}/of/out"):
+        for source in (str(tmp_path), "."):
+            with pytest.raises(ConfigError, match="lies in the source's directory"):
+                sources.resolve(section(source=source, dataset=dataset))
+    for dataset in (f"{tmp_path}-2", str(tmp_path / "_out")):
+        sources.resolve(section(source=str(tmp_path), dataset=dataset))
+    sources.resolve(section(source=str(tmp_path / "*.csv"), dataset=str(tmp_path / "out")))
+
+
 def test_a_file_whose_name_is_not_utf_8_is_named(tmp_path):
     text = tmp_path / os.fsdecode(b"caf\xe9.csv")
     text.write_text("text,label\nx,y\n")
