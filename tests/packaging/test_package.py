@@ -312,7 +312,7 @@ def test_a_file_is_hashed_again_only_when_it_has_changed(tmp_path):
 
 
 def test_a_horovod_that_needs_mpi_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="no Horovod for torch without MPI") as caught:
+    with pytest.raises(UsageError, match="not a Horovod for torch without MPI") as caught:
         horovod.provide("torch", str(tmp_path / "none.whl"), str(tmp_path))
     assert caught.value.got == "no such file"
     with_mpi = tmp_path / "horovod-0.28.1+x-cp311-cp311-linux_x86_64.whl"

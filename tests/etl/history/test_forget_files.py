@@ -32,7 +32,7 @@ def test_a_card_is_what_the_report_writes():
     made = files("howdah.serving.report").joinpath("report.html.j2").read_text("utf-8")
     [line] = [one for one in made.splitlines() if 'class="id"' in one]
     assert line.startswith(CARD.split("test")[0])
-    assert "{{ row.split }} · <code>{{ row.id }}</code>{% if" in line
+    assert "{{ row.split }} · <code>{{ row.id }}</code> · " in line
 
 
 def howdah(words: list[str]) -> int:
