@@ -33,8 +33,9 @@ from tests.support.models.tiny_model import write_tiny_model
 
 FRAMEWORKS = ("torch", "tensorflow")
 ROWS, BATCH = 960, 12
-STEPS = int(os.environ.get("BENCH_STEPS", "4000"))
-"""How many steps each job takes: 50 epochs."""
+STEPS = int(os.environ.get("BENCH_STEPS", "12000"))
+"""How many steps each job takes: 150 epochs, two minutes at 100 steps a second. With fewer, most
+faults come while a job starts."""
 PARTITIONS, PART_ROWS = 60, 200
 LOCAL_SPARK = {
     "master": "local[1]", "driver_memory": "1g",
@@ -129,6 +130,11 @@ class Job(ClusterJob):
 
     def state(self) -> str | None:
         """The application's final state; None: it goes on, or the ResourceManager is away."""
+        final = self.report().get("finalStatus")
+        return None if final == "UNDEFINED" else final
+
+    def report(self) -> dict:
+        """What the ResourceManager says of the application; {}: it is away."""
         for name in ("resourcemanager", "resourcemanager-2"):
             record = self.cluster.records.get(name)
             if record is None or record.paused:
@@ -136,9 +142,8 @@ class Job(ClusterJob):
             address = self.cluster.plan.address(f"{name}-http")
             url = f"http://{address}/ws/v1/cluster/apps/{self.application}"
             with contextlib.suppress(OSError, ValueError):
-                final = json.loads(reading.get(url, timeout=3))["app"]["finalStatus"]
-                return None if final == "UNDEFINED" else final
-        return None
+                return json.loads(reading.get(url, timeout=3))["app"]
+        return {}
 
     def of(self, words: str) -> list[int]:
         """Its processes whose command line has these words."""
@@ -191,7 +196,8 @@ class Training(Work):
             application = json.loads(stdout.splitlines()[-1])["application"]
             self.job = Job(self.world, directory, application)
             state = self._ended()
-            self.world.note(self.name, f"{name}: {application} {state}")
+            why = {} if state == "SUCCEEDED" else {"why": self.job.report().get("diagnostics", "")}
+            self.world.note(self.name, f"{name}: {application} {state}", **why)
             job, self.job = self.job, None
             with self.world.checking(self.name):
                 try:
