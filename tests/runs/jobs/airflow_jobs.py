@@ -50,7 +50,7 @@ def dag(name, kind=HowdahTrainOperator, **more):
     with DAG(name, schedule=None, params={{"config": {{}}}}, render_template_as_native_obj=True):
         kind(
             task_id="{task}", conn_id="{connection}", config="{{{{ params.config }}}}",
-            poll_seconds=1.0, retry_delay=datetime.timedelta(seconds=1), **more,
+            retry_delay=datetime.timedelta(seconds=1), **more,
         )
 
 
