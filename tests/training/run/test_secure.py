@@ -91,7 +91,7 @@ def test_a_signal_stops_as_the_signal_although_tokens_expire(held, tmp_path):
     run = open_run(str(tmp_path / "run"))
     assert run.stops.requested()
     assert isinstance(run.stop_error(), TokensExpiring)
-    run.stops.signals._note(15)
+    run.stops._note(15)
     assert isinstance(run.stop_error(), Terminated)
     run.close("interrupted")
 
