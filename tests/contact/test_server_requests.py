@@ -17,8 +17,9 @@ import pytest
 from tests.runs.servers import LIMIT, Server, publish_version
 
 MIB = 2**20
-HEALTH_SECONDS = 2.0
-"""Twice what a probe may take; the machine that runs this is busy with other tests."""
+HEALTH_SECONDS = 10.0
+"""Ten times what a probe may take: detects one that waits for the requests before it. The machine
+that runs this is busy with other tests (2.2 s were measured)."""
 
 
 @dataclass
