@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 import secrets
 
 from howdah.errors import StorageError, UsageError
@@ -54,11 +55,13 @@ def local_path(path: str) -> str:
         raise StorageError(
             "a local path is needed here", where=path, remedy="copy it with storage.download first"
         )
-    for prefix in ("file://", "file:"):  # the second one as Java writes it: file:/data
-        if path.lower().startswith(f"{prefix}/"):
-            path = path[len(prefix) :]
-            break
-    return os.path.abspath(os.path.expanduser(path))
+    return os.path.abspath(os.path.expanduser(without_scheme(path)))
+
+
+def without_scheme(path: str) -> str:
+    """A local path without `file://`, or `file:` as Java writes it (file:/data)."""
+    url = re.match(r"file:(//|(?=/))", path, re.IGNORECASE)
+    return path if url is None else path[url.end() :]
 
 
 def absolute(path: str) -> str:

@@ -39,3 +39,9 @@ def test_a_name_is_joined_to_a_root(base, joined):
 def test_a_local_path_may_be_a_uri_as_java_writes_it(path):
     assert paths.is_local(path)
     assert paths.local_path(path) == "/data/x"
+
+
+@pytest.mark.parametrize("path", ["~/x", "file://~/x"])
+def test_a_local_path_may_begin_at_home(path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ann")
+    assert paths.local_path(path) == "/home/ann/x"

@@ -83,8 +83,7 @@ class Places:
     def path(self, path: str, **more: Any) -> Item:
         """A file or directory on any storage."""
         if paths.is_local(path):
-            is_url = path.lower().startswith("file://")
-            local = path[len("file://") :] if is_url else os.path.expanduser(path)
+            local = os.path.expanduser(paths.without_scheme(path))
             name = posixpath.normpath(posixpath.join(self.directory, local))
             return Item(namespace="file", name=name, **more)
         scheme, name = paths.scheme(path), paths.inner(path)
