@@ -18,6 +18,7 @@ from typing import Any
 
 from howdah import storage
 from howdah.config.data import CsvOptions
+from howdah.config.types import too_many
 from howdah.data import ids
 from howdah.data.files import csv_rows, encodings, everyday, footers, json_rows, quotes, records
 from howdah.data.files.opening import head, open_text
@@ -285,8 +286,7 @@ def refuse_encoding(one: Sample, names: Sequence[str], most: float) -> None:
     if one.form not in ("csv", "jsonl"):
         return
     count, rows = undecodable(one, names), len(one.rows)
-    bad = count > 0 and count / rows > most  # not most * rows: 0.29 * 100 is below 29
-    other = encodings.sniffed(head(one.path, MOST)) if bad else None
+    other = encodings.sniffed(head(one.path, MOST)) if too_many(count, rows, most) else None
     if other is not None:
         raise encodings.refused(one.path, count, rows, one.form, other)
 

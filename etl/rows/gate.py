@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from howdah.config.data import CleanOptions, DataSection, QualityOptions
 from howdah.config.tasks import Task
+from howdah.config.types import too_many
 from howdah.data.clean import PAIR, clean_pair, clean_text
 from howdah.data.targets import label_name, label_set, set_text, target_text
 from howdah.errors import DataError
@@ -200,7 +201,7 @@ def refuse_rejects(read: int, drops: Mapping[str, int], data: DataSection) -> No
     that say nothing against the source (NOT_BAD)."""
     counted = {r: n for r, n in drops.items() if n and r not in NOT_BAD}
     rejected = sum(counted.values())
-    if read and rejected / read > data.quality.max_reject_fraction:
+    if too_many(rejected, read, data.quality.max_reject_fraction):
         raise DataError(
             "too many rows are rejected",
             where="data.quality.max_reject_fraction",

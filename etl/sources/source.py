@@ -18,7 +18,7 @@ from howdah.data.files import checks, everyday
 from howdah.data.files.listing import HIDDEN, ending, files_of
 from howdah.errors import ConfigError, DataError
 from howdah.storage import Entry
-from howdah.storage.charsets import SURROGATES
+from howdah.storage.charsets import SURROGATES, spelled
 
 Kind = Literal[
     "csv", "jsonl", "parquet", "orc", "avro", "hive", "jdbc", "iceberg", "delta", "tfrecord",
@@ -103,9 +103,7 @@ def resolve(data: DataSection) -> Source:
         if kind not in ("csv", "jsonl") and SURROGATES.search(entry.path):
             raise DataError(
                 "a file's name is not UTF-8",
-                where=entry.path.encode("utf-8", "surrogateescape").decode(
-                    "utf-8", "backslashreplace"
-                ),
+                where=spelled(entry.path),
                 remedy="rename it, e.g. convmv -f LATIN1 -t UTF-8: Spark cannot open such a name",
             )
     # An empty image file is a row that is rejected; an empty file of rows has none.
@@ -190,8 +188,8 @@ def _files(source: str) -> tuple[str | None, list[Entry]]:
 
 def _refuse_within(root: str, dataset: str) -> None:
     """Refuse a dataset below the source's directory, whose files would be rows of the next run."""
-    inside = storage.absolute(dataset).removeprefix(storage.absolute(root).rstrip("/") + "/")
-    if inside != storage.absolute(dataset) and not inside.startswith(HIDDEN):
+    path, above = storage.absolute(dataset), storage.absolute(root).rstrip("/") + "/"
+    if path.startswith(above) and not path.removeprefix(above).startswith(HIDDEN):
         raise ConfigError(
             "the dataset lies in the source's directory, and would be read as a part of it",
             where="data.dataset",

@@ -167,12 +167,13 @@ def discard(directory: str, token: str, *, whole_stays: bool = False) -> bool:
         Whether any stays.
     """
     entries = [*_scratch(directory), *_walk(directory)]
-    made = [e for e in entries if _owner(e) == token and not LEASE.search(e.name)]
-    stays = {entry.path for entry in made if whole_stays and _is_whole(entry)}
+    of_run = [e for e in entries if _owner(e) == token and not LEASE.search(e.name)]
+    stays = {entry.path for entry in of_run if whole_stays and _is_whole(entry)}
     # Read last: a commit whose answer was lost may have taken effect since the failure.
     committed = manifest_names(directory) or set()
     commit.sweep(
-        made, lambda one: one.path not in stays and _relative(directory, one.path) not in committed
+        of_run,
+        lambda one: one.path not in stays and _relative(directory, one.path) not in committed,
     )
     _remove_if_empty(directory)
     return bool(stays)

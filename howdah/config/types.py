@@ -172,6 +172,14 @@ Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
+def too_many(count: int, rows: int, most: float) -> bool:
+    """True if `count` is more than the fraction `most` of the rows.
+
+    The quotient is compared, since `most * rows` may be rounded down: 0.29 * 100 is less than 29.
+    """
+    return count > 0 and count / rows > most
+
+
 # ------------------------------------------------------- names of things outside the configuration
 Kind = Literal[
     "path", "source", "query", "model", "revision", "checkpoint", "table", "user", "queue",

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from howdah.config.types import too_many
 from howdah.errors import TooManyErrors
 from howdah.serving.prediction.rows import Prediction, format_of, shown
 
@@ -77,14 +78,6 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
         f"drift: {drift['state']}",
         *(f"{column['grade']} change: {column['change']}" for column in moved),
     ]
-
-
-def too_many(errors: int, rows: int, most: float) -> bool:
-    """Return whether more than the share `most` of the rows have an error.
-
-    The quotient is compared, since `most * rows` may be rounded down: 0.29 * 100 is less than 29.
-    """
-    return errors > 0 and errors / rows > most
 
 
 def require_few(summary: Mapping[str, Any], config: Config, source: str) -> None:

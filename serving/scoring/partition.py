@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from howdah import storage
 from howdah.config.tasks import Task
+from howdah.config.types import too_many
 from howdah.core.user import user_and_host
 from howdah.data.hive_table import file_format, replace_partition
 from howdah.errors import DataError, NotFound, StorageError, TooManyErrors
@@ -21,7 +22,6 @@ from howdah.models.scored import Files, Marker
 from howdah.serving.prediction import frames
 from howdah.serving.prediction.cluster import ModelFiles
 from howdah.serving.prediction.executor import ModelLocation
-from howdah.serving.prediction.judged import too_many
 from howdah.serving.scoring import marker as markers
 from howdah.serving.scoring.executor import RowScorer, columns_of, profiles
 from howdah.spark.hive_catalog import Catalogue, Table, listed, path_of, rows_of, text_of

@@ -300,7 +300,7 @@ def test_json_that_is_no_object(tmp_path):
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
 def test_a_file_system_without_hard_links_is_named(tmp_path, monkeypatch, number):
-    """As exFAT, vboxsf and many FUSE file systems answer; EPERM is no missing permission here."""
+    """exFAT, vboxsf and many FUSE file systems answer so; EPERM is not a missing permission."""
 
     def link(old, new):
         raise OSError(number, os.strerror(number))

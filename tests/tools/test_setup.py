@@ -124,10 +124,10 @@ def test_a_failed_step_of_any_tool_is_a_message(kit, monkeypatch, tmp_path, caps
     monkeypatch.setattr(kit.signal, "signal", lambda *_: None)
 
     def main():
-        raise kit.SetupError("it broke", remedy="mend it")
+        raise kit.SetupError("it broke", remedy="fix it")
 
     assert kit.guarded(main) == 1
-    assert capsys.readouterr().err == "error: it broke\n  remedy: mend it\n"
+    assert capsys.readouterr().err == "error: it broke\n  remedy: fix it\n"
     lock = tmp_path / "file" / "setup.lock"
     lock.parent.touch()  # as where root has run the set-up, and a user runs it again
 

@@ -131,7 +131,7 @@ PREEMPTION = {
     "yarn.resourcemanager.monitor.capacity.preemption.natural_termination_factor": "1.0",
     "yarn.resourcemanager.monitor.capacity.preemption.max_ignored_over_capacity": "0.0",
 }
-"""Of the ResourceManager: a queue gets its guaranteed half back within seconds."""
+"""Settings of the ResourceManager with which a queue gets its guaranteed half back in seconds."""
 
 
 def capacity_scheduler(plan: Plan) -> dict[str, str]:

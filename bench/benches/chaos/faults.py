@@ -19,7 +19,7 @@ from bench.benches.chaos.world import World
 from tests.runs.jobs.local_jobs import kill, parent
 
 RECOVERY_LIMIT = 240.0  # seconds that new steps are waited for
-GREEDY_LIMIT = 120  # seconds; ends the application that preempts if nobody kills it
+GREEDY_LIMIT = 120  # seconds until the application that preempts ends, if it is not killed
 WORKER, STOPPED, MASTER, OTHER = "worker", "stopped worker", "master", "other"
 Undo = Callable[[], None]
 

@@ -274,7 +274,7 @@ def test_damaged_files_are_named(tmp_path):
 
 @pytest.mark.parametrize("form", ["onnx", "onnx-w8"])
 def test_a_label_more_or_less_than_the_model_has_is_refused(form, tmp_path):
-    """In a config.json that a user has edited."""
+    """A user has edited config.json."""
     base = base_of(str(tmp_path / "base"), "distilbert")
     path = write_export(tmp_path / "export", base, formats=["onnx-w8"])
     config = storage.read_json(os.path.join(path, "config.json"))

@@ -329,7 +329,7 @@ def test_signals_are_the_caller_s_again_afterwards(tmp_path):
 
 
 def test_a_save_is_waited_for_when_the_terminal_is_gone(tmp_path):
-    """A lost ssh connection: the terminal sends SIGHUP, and whoever writes to it gets EIO."""
+    """A lost ssh connection: the terminal sends SIGHUP, and a write to it fails with EIO."""
     script = f"""
     import threading
     asked = threading.Event()
