@@ -96,8 +96,9 @@ def argv(plan: Plan, flags: list[str]) -> list[str]:
     path = f"{spark}/*"
     if plan.hadoop != jars.HADOOP_VERSION:
         hive = jars.fetch(print, jars.METASTORE)
-        # The compiler of `LOOPBACK`, and the file formats by which ACID tables are recognised.
-        names = ("janino-*", "commons-compiler-*", "hive-exec-*")
+        # The compiler of `LOOPBACK`, and the file formats by which ACID tables are recognised, with
+        # all that these need.
+        names = ("janino-*", "commons-compiler-*", "hive-[!m]*", "orc-*")
         more = [str(jar) for name in names for jar in spark.glob(name)]
         # Hadoop's libraries come first: Hive's are older.
         path = ":".join([f"{plan.jars}/lib/*", f"{hive}/lib/*", *more])
