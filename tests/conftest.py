@@ -20,7 +20,7 @@ pytest_plugins = [
         "etl_yarn",
         "spark35",
         "storage",
-        "httpfs",
+        "gateways",
         "airflow",
         "wheel",
         "pinned",

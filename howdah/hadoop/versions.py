@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 TRIED: Mapping[str, Mapping[str, str]] = {
-    "Hadoop": {"3.3.6": "2026-11", "3.5.0": "2026-11"},
-    "Hive metastore": {"2.3.10": "2026-11"},
+    "Hadoop": dict.fromkeys(("3.1.4", "3.2.4", "3.3.6", "3.4.1", "3.5.0"), "2026-11"),
+    "Hive metastore": {"2.3.10": "2026-11", "3.1.3": "2026-11"},
     "Spark": {"3.5.9": "2026-11", "4.2.1": "2026-11"},
     "transformers": {"4.57.6": "2026-11", "5.24.0": "2026-11"},
 }
@@ -24,7 +24,7 @@ def remark(software: str, version: str) -> str:
     >>> remark("Hadoop", "3.3.6-amzn-1")
     'Hadoop 3.3.6-amzn-1 (tried 2026-11)'
     >>> remark("Hadoop", "3.1.1.7.1.7.0-551")
-    'Hadoop 3.1.1.7.1.7.0-551 (not tried; tried were 3.3.6, 3.5.0)'
+    'Hadoop 3.1.1.7.1.7.0-551 (not tried; tried were 3.1.4, 3.2.4, 3.3.6, 3.4.1, 3.5.0)'
     """
     plain = ".".join(version.split("-")[0].split(".")[:3])
     month = TRIED[software].get(plain)

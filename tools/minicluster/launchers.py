@@ -39,6 +39,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "groups": "org.apache.hadoop.hdfs.tools.GetGroups",
         "storagepolicies": "org.apache.hadoop.hdfs.tools.StoragePolicyAdmin",
         "cacheadmin": "org.apache.hadoop.hdfs.tools.CacheAdmin",
+        "crypto": "org.apache.hadoop.hdfs.tools.CryptoAdmin",
         "ec": "org.apache.hadoop.hdfs.tools.ECAdmin",
         "debug": "org.apache.hadoop.hdfs.tools.DebugAdmin",
         "haadmin": "org.apache.hadoop.hdfs.tools.DFSHAAdmin",

@@ -2,8 +2,8 @@
 
 This module adds what hdfs-native lacks: one attempt per call (it would retry for minutes), a time
 limit for calls that never return, typed errors, the settings of HADOOP_CONF_DIR with references
-filled in, tokens whose service is an IP address, and an error where it would hang (a Kerberos
-cluster without its settings).
+filled in, tokens whose service is an IP address, keys of encryption zones by token (kms.py), and an
+error where it would hang (a Kerberos cluster without its settings).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from howdah.storage.base import Entry, RenamingBackend, closed_bits
 from howdah.storage.calls import TimedCalls, niceness
 from howdah.storage.files import RangeReader, Writer
 from howdah.storage.hdfs import files as hdfs_files
+from howdah.storage.hdfs import kms
 from howdah.storage.hdfs.files import DATA_SECONDS, WINDOW_BYTES
 from howdah.storage.hdfs.quota import QuotaCounting, Summary
 
@@ -39,6 +40,11 @@ CALL_SECONDS = 60.0
 _PROBE_SECONDS = 3.0
 """How long one of several NameNodes may take to answer a probe; later ones are tried meanwhile."""
 
+_KEY_ERROR = re.compile(
+    r'OperationFailed\("KMS request failed \((?P<status>\d+)[^)]*\): '
+    r'(?P<kind>\S*) (?P<message>.*)"\)',
+    re.DOTALL,
+)
 _RPC_ERROR = re.compile(r'^(?:Fatal)?RPCError\("([^"]+)", "(.*)"\)$', re.DOTALL)
 
 
@@ -64,6 +70,7 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
             )
         self._addresses = self._answering = self._conf.rpc_addresses(self._authority)
         self._calls = TimedCalls()
+        self._keys: kms.Relay | None = None
         self._clients: dict[int, Any] = {}
         """A client for each niceness of the callers: its threads inherit that of their creator."""
         self._accepted = False
@@ -128,6 +135,10 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
                     pairs = zip(names, self._addresses, strict=True)
                     names = [name for name, address in pairs if address in self._answering]
                 values[key] = ",".join(names)
+        servers = kms.KeyServers.of(self._conf)
+        if servers is not None:
+            self._keys = self._keys or kms.Relay(servers, self._conf)
+            values[kms.PROVIDER] = self._keys.uri
         return {
             **values,
             # At most one more attempt for each NameNode: storage/retry.py decides how long to try.
@@ -333,6 +344,8 @@ def _native_error(path: str, doing: str, text: str) -> Exception:
         java_class, message = match.group(1), match.group(2).replace("\\n", "\n")
         message = message.replace('\\"', '"').replace("\\t", "\t").replace("\\'", "'")
         return Remote(java_class, message)
+    if "KMS" in text:
+        return _key_error(path, doing, text)
     kind = text.partition("(")[0]
     if kind in ("GSSAPIError", "SASLError", "NoSASLMechanism"):
         quoted = re.search(r'"([^"]+)"\)$', text)  # the last string of Rust's debug notation
@@ -343,3 +356,18 @@ def _native_error(path: str, doing: str, text: str) -> Exception:
     if kind in ("DataTransferError", "OperationFailed", "ChecksumError", "InternalError"):
         return ConnectionError(text)
     return StorageError(f"cannot {doing}", where=path, got=text)
+
+
+def _key_error(path: str, doing: str, text: str) -> Exception:
+    """The error for a file of an encryption zone whose key could not be had."""
+    if "no KMS provider is configured" in text:
+        return StorageError(
+            f"cannot {doing}: it is in an encryption zone, and no key server is named here",
+            where=path,
+            expected=f"{kms.PROVIDER} in core-site.xml, such as kms://https@HOST:9600/kms",
+            remedy="set HADOOP_CONF_DIR to a copy of the cluster's own settings",
+        )
+    answer = _KEY_ERROR.match(text)
+    if answer is None or int(answer["status"]) >= 500:
+        return ConnectionError(f"the key server of the encryption zone: {text}")
+    return Remote(answer["kind"], f"the key server of the encryption zone: {answer['message']}")
