@@ -22,7 +22,6 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from howdah.core import threads
-from howdah.errors import ConfigError
 from howdah.hadoop import tokens, web
 from howdah.hadoop.conf import HadoopConf
 
@@ -30,7 +29,7 @@ PROVIDER = "hadoop.security.key.provider.path"
 TOKEN_KIND = "kms-dt"
 _OLD_NAME = "dfs.encryption.key.provider.uri"
 _URI = re.compile(r"kms://(https?)@([^/:@]+):(\d+)(/\S*)?")
-_TIMEOUTS = (10.0, 20.0)  # seconds to connect, and for an answer: together within hdfs-native's 30
+_TIMEOUTS = (4.0, 9.0)  # seconds to connect, and to answer: three servers within hdfs-native's 30
 _NO_TICKET = HadoopConf(None)
 _BODY_BYTES = 2**16  # a request has a name, an initialisation vector and a key, each short
 
@@ -44,28 +43,20 @@ class KeyServers:
 
     @classmethod
     def of(cls, conf: HadoopConf) -> KeyServers | None:
-        """Those that the settings name; None: they name none.
-
-        Raises:
-            ConfigError: the setting is not the URI of a KMS.
-        """
+        """Those that the settings name; None: they name none, or another kind of key store."""
         uri = (conf.get(PROVIDER) or conf.get(_OLD_NAME) or "").strip()
-        if not uri:
-            return None
         match = _URI.fullmatch(uri)
         if match is None:
-            raise ConfigError(
-                "the server of the keys of encryption zones cannot be used",
-                where=f"{conf.directory}: {PROVIDER}",
-                expected="kms://https@HOST:PORT/kms, or several: kms://https@HOST;HOST:PORT/kms",
-                got=uri,
-            )
+            return None
         scheme, hosts, port, path = match.groups()
         base = (path or "").rstrip("/")
         return cls(uri, tuple(f"{scheme}://{host}:{port}{base}" for host in hosts.split(";")))
 
     def token(self) -> tokens.Token | None:
         """This process's token for them that lives longest, if it has one that lives."""
+        held = [token for token in tokens.load() if token.kind == TOKEN_KIND]
+        if not held:
+            return None
         services = {self.uri}
         for url in self.urls:
             parts = urlsplit(url)
@@ -75,11 +66,7 @@ class KeyServers:
             except OSError:
                 continue
             services |= {f"{address[4][0]}:{parts.port}" for address in found}
-        ours = [
-            token
-            for token in tokens.load()
-            if token.kind == TOKEN_KIND and token.service in services
-        ]
+        ours = [token for token in held if token.service in services]
         alive = [token for token in ours if token.expires > time.time()]
         return max(alive, key=lambda token: token.expires, default=None)
 
@@ -96,6 +83,8 @@ class Relay:
 
     def __init__(self, servers: KeyServers, conf: HadoopConf) -> None:
         self._servers, self._conf = servers, conf
+        self._answered = servers.urls[0]
+        """The server that has answered last: it is asked first."""
         self._path = f"/{secrets.token_urlsafe(24)}"
         relay = self
 
@@ -123,14 +112,16 @@ class Relay:
         resource, _, query = rest.partition("?")
         wanted = [pair for pair in parse_qsl(query) if pair[0] == "eek_op"]
         causes = []
-        for url in self._servers.urls:
+        for url in sorted(self._servers.urls, key=lambda url: url != self._answered):
             try:
                 status, answer = self._ask_one(sessions, f"{url}/v1/{resource}", wanted, body)
             except (requests.RequestException, OSError) as error:
-                causes.append(f"{url}: {error}")
+                causes.append(f"{url}: {web.cause(error)}")
                 continue
-            if status < 500 or url == self._servers.urls[-1]:
+            if status < 500:
+                self._answered = url
                 return status, answer
+            causes.append(f"{url} answers {status}: {answer[:300].decode(errors='replace')}")
         return 503, _complaint("KeyServerUnavailable", "; ".join(causes))
 
     def _ask_one(
@@ -175,7 +166,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             try:
                 status, answer = self.ask(self.path, self.rfile.read(length))
             except Exception as error:  # noqa: BLE001 - the cause belongs into the answer
-                status, answer = 403, _complaint(type(error).__name__, str(error))
+                status, answer = 403, _complaint(type(error).__name__, web.cause(error))
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(answer)))

@@ -135,6 +135,7 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
                     pairs = zip(names, self._addresses, strict=True)
                     names = [name for name, address in pairs if address in self._answering]
                 values[key] = ",".join(names)
+        values.pop(kms.PROVIDER, None)  # hdfs-native fails on another kind of key store
         servers = kms.KeyServers.of(self._conf)
         if servers is not None:
             self._keys = self._keys or kms.Relay(servers, self._conf)
@@ -369,5 +370,6 @@ def _key_error(path: str, doing: str, text: str) -> Exception:
         )
     answer = _KEY_ERROR.match(text)
     if answer is None or int(answer["status"]) >= 500:
-        return ConnectionError(f"the key server of the encryption zone: {text}")
+        cause = re.sub(r" for url \([^)]*\)", "", text)  # the relay's, which is secret
+        return ConnectionError(f"the key server of the encryption zone: {cause}")
     return Remote(answer["kind"], f"the key server of the encryption zone: {answer['message']}")

@@ -20,11 +20,13 @@ def varlong(value: int) -> bytes:
     return bytes([0x8A]) + value.to_bytes(6, "big")
 
 
-def credentials_file(seconds: float, kind: str = tokens.HDFS_KIND) -> bytes:
+def credentials_file(
+    seconds: float, kind: str = tokens.HDFS_KIND, service: str = "127.0.0.1:8020"
+) -> bytes:
     """A credentials file with one token that ends in so many seconds."""
     end = int((time.time() + seconds) * 1000)
     identifier = b"\0\x05alice\x04yarn\x00" + varlong(end - 1000) + varlong(end) + b"\x05\x02"
-    parts = [b"alias", identifier, b"password", kind.encode(), b"127.0.0.1:8020"]
+    parts = [b"alias", identifier, b"password", kind.encode(), service.encode()]
     body = b"".join(bytes([len(part)]) + part for part in parts)
     return b"HDTS\x00\x01" + body + b"\0"
 

@@ -1,0 +1,133 @@
+"""The relay of hdfs-native's requests for keys, and the secrets of errors.
+
+A server of the test stands in for the KMS; test_encryption_zone.py has a real one.
+"""
+
+import http.server
+import json
+import threading
+import urllib.error
+import urllib.request
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from howdah import storage
+from howdah.errors import StorageUnavailable
+from howdah.hadoop import conf, tokens
+from howdah.storage.hdfs import kms
+from tests.etl.workspace.test_credentials import credentials_file
+
+KEY = json.dumps({"material": "a2V5"}).encode()
+ASK = "/v1/keyversion/key%400/_eek?eek_op=decrypt&user.name=someone"
+
+
+class KeyServer(http.server.ThreadingHTTPServer):
+    """Answers every request in one way; `.asked`: its requests."""
+
+    def __init__(self, status=200, body=KEY):
+        super().__init__(("127.0.0.1", 0), _Answers)
+        self.status, self.body, self.asked = status, body, []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class _Answers(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        parts = urlsplit(self.path)
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.asked.append((parts.path, parse_qs(parts.query), body))
+        self.send_response(self.server.status)
+        self.end_headers()
+        self.wfile.write(self.server.body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    """A key server that answers, ended afterwards."""
+    server = KeyServer()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def relay(uri):
+    """A relay to the servers of a URI, on a cluster without Kerberos."""
+    settings = conf.HadoopConf(None, {kms.PROVIDER: uri})
+    return kms.Relay(kms.KeyServers.of(settings), settings)
+
+
+def ask(made, path=ASK, body=b'{"name": "key"}'):
+    """(status, body) of a request as hdfs-native makes it."""
+    url = made.uri.replace("kms://http@", "http://") + path
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=60) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def test_the_first_server_that_answers_is_asked_from_then_on(server, monkeypatch):
+    monkeypatch.setenv("HADOOP_USER_NAME", "alice")
+    port = server.server_port
+    made = relay(f"kms://http@localhost:{port}/kms")
+    assert ask(made) == (200, KEY)
+    (path, query, body) = server.asked[0]
+    assert (path, body) == ("/kms/v1/keyversion/key%400/_eek", b'{"name": "key"}')
+    assert query == {"eek_op": ["decrypt"], "user.name": ["alice"]}
+    # Nothing listens at the first address.
+    both = relay(f"kms://http@127.0.0.2;127.0.0.1:{port}/kms")
+    assert ask(both) == (200, KEY) and both._answered.startswith("http://127.0.0.1:")
+
+
+def test_a_token_is_used_before_a_ticket_and_never_told(server, tmp_path, monkeypatch):
+    uri = f"kms://http@127.0.0.1:{server.server_port}/kms"
+    path = tmp_path / "tokens"
+    path.write_bytes(credentials_file(600, kms.TOKEN_KIND, uri))
+    monkeypatch.setenv(tokens.ENVIRONMENT, str(path))
+    made = relay(uri)
+    assert ask(made)[0] == 200
+    (sent,) = server.asked[0][1]["delegation"]
+    assert sent == tokens.load()[0].url_string() and "user.name" not in server.asked[0][1]
+    server.status, server.body = 401, b""
+    status, answer = ask(made)
+    assert status == 403 and "AuthenticationException" in answer.decode()
+    server.shutdown()
+    server.server_close()
+    status, answer = ask(made)
+    assert status == 503 and b"KeyServerUnavailable" in answer and sent.encode() not in answer
+
+
+def test_who_does_not_know_its_path_gets_nothing(server):
+    made = relay(f"kms://http@localhost:{server.server_port}/kms")
+    url = made.uri.rpartition("/")[0].replace("kms://http@", "http://")
+    for path in (ASK, f"/kms{ASK}", "/"):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(urllib.request.Request(url + path, b"{}"), timeout=60)
+        assert caught.value.code == 404
+    assert ask(made, body=b"x" * 100_000)[0] == 413
+    assert not server.asked
+
+
+def test_what_is_no_kms_is_left_alone():
+    for uri in ("", "jceks://file@/etc/keys", "kms://localhost:9600/kms"):
+        assert kms.KeyServers.of(conf.HadoopConf(None, {kms.PROVIDER: uri})) is None
+    old = conf.HadoopConf(None, {"dfs.encryption.key.provider.uri": "kms://https@a;b:9600/kms"})
+    assert kms.KeyServers.of(old).urls == ("https://a:9600/kms", "https://b:9600/kms")
+
+
+def test_an_error_over_http_does_not_tell_the_token(tmp_path, monkeypatch):
+    core = "<configuration><property><name>hadoop.security.authentication</name>"
+    (tmp_path / "core-site.xml").write_text(
+        f"{core}<value>kerberos</value></property></configuration>"
+    )
+    (tmp_path / "tokens").write_bytes(credentials_file(600))
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    monkeypatch.setenv(tokens.ENVIRONMENT, str(tmp_path / "tokens"))
+    monkeypatch.setenv("HOWDAH_STORAGE_RETRY_SECONDS", "0")
+    with pytest.raises(StorageUnavailable) as caught:
+        storage.read_bytes("webhdfs://127.0.0.1:1/x")  # nothing listens there
+    assert "delegation=..." in str(caught.value)
+    assert tokens.load()[0].url_string() not in str(caught.value)
