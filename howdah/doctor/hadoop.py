@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from howdah.doctor.checks import Check, run_program
 from howdah.errors import HowdahError
 from howdah.hadoop import conf, rpc, tokens, versions, web
+from howdah.storage.hdfs import kms
 
 _PROBE_SECONDS = 5.0
 
@@ -81,6 +82,33 @@ def _version(settings: conf.HadoopConf, authority: str) -> list[str]:
         except (HowdahError, requests.RequestException, ValueError, LookupError):
             continue
     return []
+
+
+def check_key_servers(env: Mapping[str, str]) -> Check:
+    """Whether the KMS answers that has the keys of encryption zones."""
+    import requests
+
+    name, settings = "KMS", _settings(env)
+    servers = kms.KeyServers.of(settings) if settings else None
+    if settings is None or servers is None:
+        return Check(name, "skip", f"{kms.PROVIDER} names none: only for encryption zones")
+    answers, failures = [], []
+    for url in servers.urls:
+        try:
+            session = web.session(kms.NO_TICKET, url)
+            session.get(f"{url}/v1/", timeout=_PROBE_SECONDS)  # any answer will do, also 401
+            answers.append(f"{url} answers")
+        except requests.exceptions.SSLError:
+            failures.append(f"{url}: its certificate is not trusted (REQUESTS_CA_BUNDLE)")
+        except requests.RequestException as error:
+            failures.append(f"{url}: {web.cause(error)}")
+    description = "; ".join(answers + failures)
+    if not failures:
+        return Check(name, "ok", description)
+    remedy = f"check {kms.PROVIDER} of core-site.xml, and the network: without it no file of an"
+    return Check(
+        name, "warn" if answers else "fail", description, f"{remedy} encryption zone can be used"
+    )
 
 
 def check_login(env: Mapping[str, str]) -> Check:

@@ -45,6 +45,7 @@ def run_checks(environ: Mapping[str, str] | None = None) -> list[Check]:
         checks.check_hadoop_home,
         hadoop.check_namenode,
         hadoop.check_login,
+        hadoop.check_key_servers,
         yarn.check_resourcemanager,
         yarn.check_submission,
         checks.check_classpath,

@@ -14,6 +14,7 @@ def test_without_settings_the_checks_are_skipped(tmp_path):
     for env in ({}, {"HADOOP_CONF_DIR": str(tmp_path)}):
         assert doctor_hadoop.check_namenode(env).status == "skip"
         assert doctor_hadoop.check_login(env).status == "skip"
+        assert doctor_hadoop.check_key_servers(env).status == "skip"
 
 
 def test_a_namenode_that_is_not_there(tmp_path):
@@ -57,6 +58,17 @@ def test_kerberos_without_and_with_a_keytab(tmp_path):
     tokens.write_bytes(b"no tokens")
     check = doctor_hadoop.check_login({**env, "HADOOP_TOKEN_FILE_LOCATION": str(tokens)})
     assert check.status == "fail" and str(tokens) in check.found
+
+
+def test_key_servers_that_answer_and_that_do_not(tmp_path, key_server):
+    port, gone = key_server.server_port, refused_port()
+    name = "hadoop__security__key__provider__path"
+    statuses = []
+    for hosts, last in (("127.0.0.1", port), ("127.0.0.1;127.0.0.2", port), ("127.0.0.1", gone)):
+        site(tmp_path, "core-site.xml", **{name: f"kms://http@{hosts}:{last}/kms"})
+        check = doctor_hadoop.check_key_servers({"HADOOP_CONF_DIR": str(tmp_path)})
+        statuses.append(check.status)
+    assert statuses == ["ok", "warn", "fail"] and str(gone) in check.found
 
 
 @pytest.mark.hadoop

@@ -3,12 +3,8 @@
 A server of the test stands in for the KMS; test_encryption_zone.py has a real one.
 """
 
-import http.server
-import json
-import threading
 import urllib.error
 import urllib.request
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -17,40 +13,9 @@ from howdah.errors import StorageUnavailable
 from howdah.hadoop import conf, tokens
 from howdah.storage.hdfs import kms
 from tests.etl.workspace.test_credentials import credentials_file
+from tests.fixtures.gateways import KEY
 
-KEY = json.dumps({"material": "a2V5"}).encode()
 ASK = "/v1/keyversion/key%400/_eek?eek_op=decrypt&user.name=someone"
-
-
-class KeyServer(http.server.ThreadingHTTPServer):
-    """Answers every request in one way; `.asked`: its requests."""
-
-    def __init__(self, status=200, body=KEY):
-        super().__init__(("127.0.0.1", 0), _Answers)
-        self.status, self.body, self.asked = status, body, []
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-
-class _Answers(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-        parts = urlsplit(self.path)
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.asked.append((parts.path, parse_qs(parts.query), body))
-        self.send_response(self.server.status)
-        self.end_headers()
-        self.wfile.write(self.server.body)
-
-    def log_message(self, *_):
-        pass
-
-
-@pytest.fixture
-def server():
-    """A key server that answers, ended afterwards."""
-    server = KeyServer()
-    yield server
-    server.shutdown()
-    server.server_close()
 
 
 def relay(uri):
@@ -69,12 +34,12 @@ def ask(made, path=ASK, body=b'{"name": "key"}'):
         return error.code, error.read()
 
 
-def test_the_first_server_that_answers_is_asked_from_then_on(server, monkeypatch):
+def test_the_first_server_that_answers_is_asked_from_then_on(key_server, monkeypatch):
     monkeypatch.setenv("HADOOP_USER_NAME", "alice")
-    port = server.server_port
+    port = key_server.server_port
     made = relay(f"kms://http@localhost:{port}/kms")
     assert ask(made) == (200, KEY)
-    (path, query, body) = server.asked[0]
+    (path, query, body) = key_server.asked[0]
     assert (path, body) == ("/kms/v1/keyversion/key%400/_eek", b'{"name": "key"}')
     assert query == {"eek_op": ["decrypt"], "user.name": ["alice"]}
     # Nothing listens at the first address.
@@ -82,33 +47,33 @@ def test_the_first_server_that_answers_is_asked_from_then_on(server, monkeypatch
     assert ask(both) == (200, KEY) and both._answered.startswith("http://127.0.0.1:")
 
 
-def test_a_token_is_used_before_a_ticket_and_never_told(server, tmp_path, monkeypatch):
-    uri = f"kms://http@127.0.0.1:{server.server_port}/kms"
+def test_a_token_is_used_before_a_ticket_and_never_told(key_server, tmp_path, monkeypatch):
+    uri = f"kms://http@127.0.0.1:{key_server.server_port}/kms"
     path = tmp_path / "tokens"
     path.write_bytes(credentials_file(600, kms.TOKEN_KIND, uri))
     monkeypatch.setenv(tokens.ENVIRONMENT, str(path))
     made = relay(uri)
     assert ask(made)[0] == 200
-    (sent,) = server.asked[0][1]["delegation"]
-    assert sent == tokens.load()[0].url_string() and "user.name" not in server.asked[0][1]
-    server.status, server.body = 401, b""
+    (sent,) = key_server.asked[0][1]["delegation"]
+    assert sent == tokens.load()[0].url_string() and "user.name" not in key_server.asked[0][1]
+    key_server.status, key_server.body = 401, b""
     status, answer = ask(made)
     assert status == 403 and "AuthenticationException" in answer.decode()
-    server.shutdown()
-    server.server_close()
+    key_server.shutdown()
+    key_server.server_close()
     status, answer = ask(made)
     assert status == 503 and b"KeyServerUnavailable" in answer and sent.encode() not in answer
 
 
-def test_who_does_not_know_its_path_gets_nothing(server):
-    made = relay(f"kms://http@localhost:{server.server_port}/kms")
+def test_who_does_not_know_its_path_gets_nothing(key_server):
+    made = relay(f"kms://http@localhost:{key_server.server_port}/kms")
     url = made.uri.rpartition("/")[0].replace("kms://http@", "http://")
     for path in (ASK, f"/kms{ASK}", "/"):
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(urllib.request.Request(url + path, b"{}"), timeout=60)
         assert caught.value.code == 404
     assert ask(made, body=b"x" * 100_000)[0] == 413
-    assert not server.asked
+    assert not key_server.asked
 
 
 def test_what_is_no_kms_is_left_alone():

@@ -25,12 +25,13 @@ from howdah.core import threads
 from howdah.hadoop import tokens, web
 from howdah.hadoop.conf import HadoopConf
 
+NO_TICKET = HadoopConf(None)
+"""Settings for a request that needs no login, or has a token."""
 PROVIDER = "hadoop.security.key.provider.path"
 TOKEN_KIND = "kms-dt"
 _OLD_NAME = "dfs.encryption.key.provider.uri"
 _URI = re.compile(r"kms://(https?)@([^/:@]+):(\d+)(/\S*)?")
 _TIMEOUTS = (4.0, 9.0)  # seconds to connect, and to answer: three servers within hdfs-native's 30
-_NO_TICKET = HadoopConf(None)
 _BODY_BYTES = 2**16  # a request has a name, an initialisation vector and a key, each short
 
 
@@ -128,7 +129,7 @@ class Relay:
         self, sessions: dict[bool, Any], url: str, wanted: list[tuple[str, str]], body: bytes
     ) -> tuple[int, bytes]:
         token = self._servers.token()
-        conf = self._conf if token is None else _NO_TICKET
+        conf = self._conf if token is None else NO_TICKET
         login = web.identity(conf) if token is None else {"delegation": token.url_string()}
         if conf.kerberos not in sessions:
             sessions[conf.kerberos] = web.session(conf, url)
