@@ -134,6 +134,7 @@ class YarnCluster(Cluster):
         applications.note_submission(self.directory, application)
         if completed.user != claim.user:  # the claim has looked up tags of another user
             progress(f"YARN's name for the submitter is {completed.user}, not {claim.user}")
+        self._say_queue(application, request.queue, progress)
         warning = registry.announce(config, application, self.directory)
         if warning is not None:
             progress(warning)
@@ -149,6 +150,13 @@ class YarnCluster(Cluster):
         completed = replace(claim, application=application, user=user)
         completed.write()
         return completed
+
+    def _say_queue(self, application: str, queue: str, progress: Progress) -> None:
+        """Say where the application is, if the cluster's placement rules have put it elsewhere."""
+        with contextlib.suppress(HowdahError):
+            place = str(self.manager.application(application).get("queue") or queue)
+            if place.rpartition(".")[2] != queue.rpartition(".")[2]:
+                progress(f"YARN's placement rules have put it into queue {place}, not {queue}")
 
     def announce(self, application: Application, progress: Progress) -> str | None:
         """The URL of its job's page, which is a guess until YARN reports its proxy's address."""

@@ -18,6 +18,7 @@ from howdah.faults import LOGIN_REMEDY
 ENVIRONMENT = "HADOOP_TOKEN_FILE_LOCATION"
 HDFS_KIND = "HDFS_DELEGATION_TOKEN"
 WEBHDFS_KIND = "WEBHDFS delegation"
+KMS_KIND = "kms-dt"  # for the keys of encryption zones
 _MAGIC = b"HDTS"
 
 

@@ -50,7 +50,7 @@ def test_the_first_server_that_answers_is_asked_from_then_on(key_server, monkeyp
 def test_a_token_is_used_before_a_ticket_and_never_told(key_server, tmp_path, monkeypatch):
     uri = f"kms://http@127.0.0.1:{key_server.server_port}/kms"
     path = tmp_path / "tokens"
-    path.write_bytes(credentials_file(600, kms.TOKEN_KIND, uri))
+    path.write_bytes(credentials_file(600, tokens.KMS_KIND, uri))
     monkeypatch.setenv(tokens.ENVIRONMENT, str(path))
     made = relay(uri)
     assert ask(made)[0] == 200

@@ -225,8 +225,8 @@ def test_every_container_has_a_home_of_its_own_and_the_users_files(jobs, home, t
 
 @pytest.fixture
 def special_cluster(tmp_path, tiny_model_dir, monkeypatch):
-    """A cluster of its own: nodes with GPUs (counted), priorities up to 10, bob's queue, a node
-    label, aggregated logs under another suffix."""
+    """A cluster of its own: nodes with GPUs (counted), priorities up to 10, the queue of bob and
+    carol, where rules put carol, a node label, aggregated logs under another suffix."""
     from tools.minicluster import MiniCluster
 
     started = MiniCluster(tmp_path / "cluster")
@@ -234,7 +234,9 @@ def special_cluster(tmp_path, tiny_model_dir, monkeypatch):
     extra["yarn-site"]["yarn.cluster.max-application-priority"] = "10"
     extra["capacity-scheduler"] |= {
         "yarn.scheduler.capacity.root.acl_submit_applications": " ",
-        "yarn.scheduler.capacity.root.batch.acl_submit_applications": "bob",
+        "yarn.scheduler.capacity.root.batch.acl_submit_applications": "bob,carol",
+        "yarn.scheduler.capacity.queue-mappings": "u:carol:batch",
+        "yarn.scheduler.capacity.queue-mappings-override.enable": "true",
         "yarn.scheduler.capacity.root.default.acl_submit_applications": "*",
         "yarn.scheduler.capacity.root.accessible-node-labels.fast.capacity": "100",
         "yarn.scheduler.capacity.root.default.accessible-node-labels": "fast",
@@ -249,7 +251,7 @@ def special_cluster(tmp_path, tiny_model_dir, monkeypatch):
     monkeypatch.setenv("HADOOP_CONF_DIR", str(started.conf_dir))
     try:
         place_data(f"{started.hdfs_url}/data", tiny_model_dir)
-        for name in ("alice", "eve"):  # for what is staged
+        for name in ("alice", "carol", "eve"):  # for what is staged
             started.make_home(name)
         started.make_dir("/data")
         started.make_dir("/data/runs")
@@ -296,6 +298,16 @@ def test_gpus_priority_and_access_lists_are_what_was_asked(special_cluster, tmp_
     status = jobs.wait_for_end(application)
     assert status["final_status"] == "FAILED", status
     assert "requested GPUs and cannot use enough" in json.dumps(status)
+
+
+@pytest.mark.full
+def test_it_says_where_placement_rules_have_put_a_job(special_cluster, tmp_path):
+    jobs = Jobs(special_cluster, tmp_path)
+    config = jobs.config(settings(f"{special_cluster.hdfs_url}/data", "placed"))
+    carol = {"HADOOP_USER_NAME": "carol"}
+    done = jobs.run("submit", "--config", config, "--json", **carol)
+    assert "have put it into queue root.batch, not default" in done.stderr
+    jobs.run("kill", json.loads(done.stdout)["application"], **carol)
 
 
 def _gpus_used(node):

@@ -54,7 +54,7 @@ class TokenExpiry:
         with contextlib.suppress(OSError, NotAuthenticated):
             mark = (path, os.stat(path).st_mtime_ns)
             if mark != self._mark:
-                kinds = (tokens.HDFS_KIND, tokens.WEBHDFS_KIND)
+                kinds = (tokens.HDFS_KIND, tokens.WEBHDFS_KIND, tokens.KMS_KIND)
                 ends = [token.expires for token in tokens.load() if token.kind in kinds]
                 self._mark, self._end = mark, min(ends, default=None)
 

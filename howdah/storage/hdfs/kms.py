@@ -28,7 +28,6 @@ from howdah.hadoop.conf import HadoopConf
 NO_TICKET = HadoopConf(None)
 """Settings for a request that needs no login, or has a token."""
 PROVIDER = "hadoop.security.key.provider.path"
-TOKEN_KIND = "kms-dt"
 _OLD_NAME = "dfs.encryption.key.provider.uri"
 _URI = re.compile(r"kms://(https?)@([^/:@]+):(\d+)(/\S*)?")
 _TIMEOUTS = (4.0, 9.0)  # seconds to connect, and to answer: three servers within hdfs-native's 30
@@ -55,7 +54,7 @@ class KeyServers:
 
     def token(self) -> tokens.Token | None:
         """This process's token for them that lives longest, if it has one that lives."""
-        held = [token for token in tokens.load() if token.kind == TOKEN_KIND]
+        held = [token for token in tokens.load() if token.kind == tokens.KMS_KIND]
         if not held:
             return None
         services = {self.uri}
