@@ -18,7 +18,7 @@ pytest_plugins = [
         "launched",
         "cluster",
         "etl_yarn",
-        "spark35",
+        "old_spark",
         "storage",
         "gateways",
         "airflow",

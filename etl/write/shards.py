@@ -310,7 +310,7 @@ def partition_keys(count: int) -> np.ndarray:
     """int32[count]: entry p is an integer that Spark's hash partitioning puts into partition p.
 
     That is pmod(murmur3_32(key, seed 42), count): org.apache.spark.sql.catalyst.expressions
-    .Murmur3Hash, the same in Spark 3.5 to 4.2.
+    .Murmur3Hash, the same in Spark 3.4 to 4.2.
     """
     partition_of = np.full(count, -1, np.int64)
     begin = 0

@@ -208,7 +208,7 @@ class SparkOptions(Section):
     """Where Spark's driver runs with `master: yarn`. client: in this process. cluster: in a
     container."""
     home: Rare[AnyPath | None] = None
-    """SPARK_HOME of the cluster's own Spark, 3.5 to 4.2, whose spark-submit and jars are used.
+    """SPARK_HOME of the cluster's own Spark, 3.4 to 4.2, whose spark-submit and jars are used.
     null: the PySpark that is installed with Howdah."""
     driver_memory: str = "4g"
     """Memory of Spark's driver. With local[*] it is the memory of all of Spark."""

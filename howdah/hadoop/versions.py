@@ -12,7 +12,7 @@ from collections.abc import Mapping
 TRIED: Mapping[str, Mapping[str, str]] = {
     "Hadoop": dict.fromkeys(("3.1.4", "3.2.4", "3.3.6", "3.4.1", "3.5.0"), "2026-11"),
     "Hive metastore": {"2.3.10": "2026-11", "3.1.3": "2026-11"},
-    "Spark": {"3.5.9": "2026-11", "4.2.1": "2026-11"},
+    "Spark": {"3.4.4": "2026-11", "3.5.9": "2026-11", "4.2.1": "2026-11"},
     "transformers": {"4.57.6": "2026-11", "5.24.0": "2026-11"},
 }
 """{software: {version: month of the trial}}"""

@@ -16,7 +16,7 @@ Version = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of Spark (3.5, 4.0, ...)."""
+    """One line of Spark (3.4, 3.5, ...)."""
 
     spark: Version
     java: tuple[int, ...]
@@ -30,15 +30,22 @@ class Line:
 
     @property
     def name(self) -> str:
-        """ "3.5" """
+        """ "3.4" """
         return ".".join(map(str, self.spark))
 
 
 LINES = (
     Line(
+        spark=(3, 4),
+        java=(8, 11, 17),
+        # PySpark imports distutils before 4.0, which Python 3.12 has removed
+        python=((3, 7), (3, 11)),
+        packages={"pandas": "1.0.5", "pyarrow": "1.0.0"},
+        below={"pandas": "3"},
+    ),
+    Line(
         spark=(3, 5),
         java=(8, 11, 17),
-        # PySpark 3.5 imports distutils, which Python 3.12 has removed
         python=((3, 8), (3, 11)),
         packages={"pandas": "1.0.5", "pyarrow": "4.0.0"},
         below={"pandas": "3"},

@@ -38,6 +38,8 @@ def _delta(artifact: str, version: str, sha256: str, storage: str) -> tuple[Jar,
 
 JARS: Mapping[str, Mapping[str, tuple[Jar, ...]]] = {
     "avro": {
+        "3.4": _avro("2.12", "3.4.3",
+            "28494f77dc4048414705dbf57259c34036bb1ae6f66397d466b6258701d2f7f2"),
         "3.5": _avro("2.12", "3.5.7",
             "b0660bc224cbd1eb3ae144001c1328863060e64f1834dd7bbadc1ddbf09d2b15"),
         "4.0": _avro("2.13", "4.0.2",
@@ -47,7 +49,7 @@ JARS: Mapping[str, Mapping[str, tuple[Jar, ...]]] = {
         "4.2": _avro("2.13", "4.2.0",
             "4c186cedc03cbe4ee356a94b32232b347ef48611c3209400b3a77e4fe4abff4f"),
     },
-    "jdbc": dict.fromkeys(("3.5", "4.0", "4.1", "4.2"), _POSTGRESQL),
+    "jdbc": dict.fromkeys(("3.4", "3.5", "4.0", "4.1", "4.2"), _POSTGRESQL),
     # Iceberg 1.11 and 1.12, the newest, have no runtime for Spark 4.2, and that for 4.1 does not
     # load there.
     "iceberg": {
@@ -59,6 +61,9 @@ JARS: Mapping[str, Mapping[str, tuple[Jar, ...]]] = {
             "d6ea6c5d099288daeb7d5a92061bd3d7d8f296492632b42378e5f2f0e3066242"),
     },
     "delta": {
+        "3.4": _delta("delta-core_2.12", "2.4.0",
+            "547a5b33bde8232b78fee67aa0226e979f73ab575eb42b24db1915db0c931622",
+            "567686e9fd027c8d776463d4b3ad45928d477be0a04e16f1321ead09bc86ae8a"),
         "3.5": _delta("delta-spark_2.12", "3.3.2",
             "4e92085d5d794cf949c50bb665b91384857cad58680c2d0bfc9c7ad353e98e85",
             "c096975a2ca97ccc9b4005aa5cce16c9ac3903139d340da6665b66ace67d7c36"),
@@ -80,7 +85,7 @@ _ARTIFACTS = {
     "avro": "spark-avro",
     "jdbc": "postgresql",
     "iceberg": "iceberg-spark-runtime",
-    "delta": "delta-spark",
+    "delta": "delta-",  # delta-core before Spark 3.5, then delta-spark
 }
 _CLASSES = {
     "avro": "org.apache.spark.sql.avro.AvroFileFormat",
@@ -121,7 +126,7 @@ def settings(config: Config, progress: Progress, *, kind: str | None = None) -> 
     home = spark_home(options)
     version, scala = spark_versions.version_of(home) or "unknown", spark_versions.scala_of(home)
     jars = JARS[kind].get(".".join(version.split(".")[:2]))
-    # Spark 3.5 exists for either Scala, whose jars do not load in the other.
+    # Spark 3 exists for either Scala, whose jars do not load in the other.
     if jars is None or any("_2." in j.artifact and f"_{scala}" not in j.artifact for j in jars):
         raise ConfigError(
             f"there is no connector for {kind} and this Spark",

@@ -17,7 +17,9 @@ from howdah.packaging import spark_versions
         ("4.2.1", 11, (3, 11), False),
         ("4.2.1", 21, (3, 14), True),
         ("4.2.1", 17, (3, 9), False),
-        ("3.4.4", 17, (3, 11), False),
+        ("3.4.4", 17, (3, 11), True),
+        ("3.4.4", 17, (3, 12), False),
+        ("3.3.4", 17, (3, 11), False),
     ],
 )
 def test_combinations(spark, java, python, fits):

@@ -202,9 +202,9 @@ def test_a_queue_that_is_not_there_is_named(yarn_etl):
 @marked(pytest.mark.full)
 @pytest.mark.parametrize("mode", ["client", "cluster"])
 @pytest.mark.timeout(900)
-def test_a_clusters_own_spark_35_runs_it(yarn_etl, spark35_home, mode):
+def test_a_clusters_own_old_spark_runs_it(yarn_etl, old_spark_home, mode):
     source = yarn_etl.put_rows(60)
-    spark = {"home": spark35_home, "deploy_mode": mode}
+    spark = {"home": old_spark_home, "deploy_mode": mode}
     code, answer, err = yarn_etl.run(yarn_etl.config(source=source, dedup={}, spark=spark))
     assert code == 0, err
     assert sum(answer["rows"].values()) == 60

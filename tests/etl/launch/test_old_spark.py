@@ -1,4 +1,4 @@
-"""The oldest Spark that the ETL supports: a cluster's own 3.5 (`data.spark.home`), all of it."""
+"""The oldest Sparks that the ETL supports, as a cluster's own (`data.spark.home`): all of it."""
 
 import os
 import subprocess
@@ -24,12 +24,14 @@ def _config(place, base, **spark):
 
 @pytest.mark.full
 @pytest.mark.timeout(900)  # the first time the environment is fetched
-def test_a_clusters_own_spark_makes_the_same_dataset(spark35_home, spark, tmp_path, tiny_model_dir):
+def test_a_clusters_own_spark_makes_the_same_dataset(
+    old_spark_home, spark, tmp_path, tiny_model_dir
+):
     old, new = (tmp_path / name for name in ("old", "new"))
     for place in (old, new):
         place.mkdir()
     lines = []
-    config = _config(old, tiny_model_dir, home=spark35_home, master="local[2]")
+    config = _config(old, tiny_model_dir, home=old_spark_home, master="local[2]")
     first = submit.run(config, progress=lines.append)
     assert any(line.startswith("committed ") for line in lines)  # the other process's own words
     again = submit.run(config, progress=lines.append)
@@ -42,7 +44,7 @@ def test_a_clusters_own_spark_makes_the_same_dataset(spark35_home, spark, tmp_pa
 
 
 @pytest.mark.full  # the errors are in every run on our own Spark
-def test_an_error_under_a_clusters_spark_comes_as_itself(spark35_home, tmp_path, tiny_model_dir):
+def test_an_error_under_a_clusters_spark_comes_as_itself(old_spark_home, tmp_path, tiny_model_dir):
     from howdah.errors import DataError
 
     source = write_csv(tmp_path / "rows.csv", [("one label", "a"), ("is not enough", "a")])
@@ -51,7 +53,7 @@ def test_an_error_under_a_clusters_spark_comes_as_itself(spark35_home, tmp_path,
             "data": {
                 "source": source,
                 "dataset": str(tmp_path / "dataset"),
-                "spark": {"home": spark35_home, "master": "local[1]"},
+                "spark": {"home": old_spark_home, "master": "local[1]"},
             },
             "model": {"base": tiny_model_dir},
         }
@@ -62,14 +64,14 @@ def test_an_error_under_a_clusters_spark_comes_as_itself(spark35_home, tmp_path,
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-def test_the_etl_tests_pass_on_spark_35(spark35_python):
+def test_the_etl_tests_pass_on_an_old_spark(old_spark):
     tests = sorted(str(path) for path in (ROOT / "tests" / "etl").rglob("test_*.py"))
-    cluster = ("spark35.py", "yarn.py", "hdfs.py", "hive.py", "secure.py")
+    cluster = ("old_spark.py", "yarn.py", "hdfs.py", "hive.py", "secure.py")
     tests = [t for t in tests if not t.endswith(cluster)]
     # That environment has neither TensorFlow, which reads shards, nor the packages of the corpus.
     others = "not tensorflow and not projects_list"
     marks = "not hadoop and not full"  # nor what starts a cluster's daemons
-    argv = [spark35_python, "-m", "pytest", "-x", "-m", marks, "-k", others, *tests]
+    argv = [old_spark, "-m", "pytest", "-x", "-m", marks, "-k", others, *tests]
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SPARK_", "PYSPARK_"))}
     env["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
