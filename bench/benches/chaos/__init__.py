@@ -51,8 +51,8 @@ def main(arguments: Sequence[str] = ()) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench chaos")
     parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--first", type=int, default=0, help="number of the first fault")
-    parser.add_argument("--faults", type=int, default=10**9, help="how many faults")
+    parser.add_argument("--first", type=int, default=0, help="number of the first moment")
+    parser.add_argument("--faults", type=int, default=10**9, help="at how many moments")
     parser.add_argument("--only", action="append", default=[], help="a kind of fault; repeatable")
     parser.add_argument("--ha", action="store_true", help="two NameNodes, two ResourceManagers")
     parser.add_argument("--keep", action="store_true", help="leave the folder")
@@ -191,7 +191,11 @@ def _report(
     options: argparse.Namespace, injected: list[Injected], broken: list[str], facts: dict
 ) -> None:
     counts = collections.Counter(one.name for one in injected)
-    print(f"\n{len(injected)} faults with seed {options.seed}, {len(broken)} invariants broken")
+    all_faults = sum(1 + one.name.count(" and ") for one in injected)
+    print(
+        f"\n{all_faults} faults at {len(injected)} moments with seed {options.seed},"
+        f" {len(broken)} invariants broken"
+    )
     for line in broken:
         print(f"  broken: {line}")
     for name, count in sorted(facts.items()):
