@@ -58,7 +58,7 @@ _IS = r"\\?[\"']?[ \t]{0,3}=[ \t]{0,3}\\?|\\?[\"'][ \t]{0,3}:[ \t]{0,3}\\?(?=[\"
 _START = r"(?:^|(?<=[?&;,\s({\"']))[\w.-]{0,128}?(?<![a-z])"
 """Before words that are also parts of paths: `/data/token=abc/` is a partition."""
 _PAIRS = re.compile(
-    rf"(?P<name>(?:(?:{_WORDS}|[._-]pass)|{_START}(?:token|sig|sas))(?:{_IS})){_VALUE}",
+    rf"(?P<name>(?:(?:{_WORDS}|[._-]pass)|{_START}(?:token|delegation|sig|sas))(?:{_IS})){_VALUE}",
     re.IGNORECASE,
 )
 _COLON = re.compile(rf"(?P<name>(?:{_PASSWORDS})[ \t]{{0,3}}:[ \t]{{0,3}}){_VALUE}", re.IGNORECASE)

@@ -101,7 +101,7 @@ def check_key_servers(env: Mapping[str, str]) -> Check:
         except requests.exceptions.SSLError:
             failures.append(f"{url}: its certificate is not trusted (REQUESTS_CA_BUNDLE)")
         except requests.RequestException as error:
-            failures.append(f"{url}: {web.cause(error)}")
+            failures.append(f"{url}: {error}")
     description = "; ".join(answers + failures)
     if not failures:
         return Check(name, "ok", description)

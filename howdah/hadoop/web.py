@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import ssl
 from typing import Any
 
@@ -46,12 +45,6 @@ def session(conf: HadoopConf, url: str) -> Any:
 
         http.auth = HTTPKerberosAuth(mutual_authentication=OPTIONAL)
     return http
-
-
-def cause(error: Exception) -> str:
-    """What an error says, without the delegation token that a URL in it may have."""
-    text = re.sub(r"(\bdelegation=)[^&\s'\"]+", r"\1...", str(error))
-    return text or type(error).__name__
 
 
 def _authorities() -> str | None:

@@ -34,6 +34,7 @@ SHOWN = [
     "https://discord.com/api/webhooks/1/planted",
     "https://contoso.webhook.office.com/webhookb2/planted",
     "https://chat.googleapis.com/v1/spaces/A/messages?key=k&token=planted",
+    "Max retries exceeded with url: /webhdfs/v1/x?delegation=planted&op=OPEN (Caused by",
     "-----BEGIN RSA PRIVATE KEY-----\nplanted\n-----END RSA PRIVATE KEY-----",
     "-----BEGIN OPENSSH PRIVATE KEY-----\nplanted without an end",
 ]

@@ -116,7 +116,7 @@ class Relay:
             try:
                 status, answer = self._ask_one(sessions, f"{url}/v1/{resource}", wanted, body)
             except (requests.RequestException, OSError) as error:
-                causes.append(f"{url}: {web.cause(error)}")
+                causes.append(f"{url}: {error}")
                 continue
             if status < 500:
                 self._answered = url
@@ -166,7 +166,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             try:
                 status, answer = self.ask(self.path, self.rfile.read(length))
             except Exception as error:  # noqa: BLE001 - the cause belongs into the answer
-                status, answer = 403, _complaint(type(error).__name__, web.cause(error))
+                status, answer = 403, _complaint(type(error).__name__, str(error))
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(answer)))

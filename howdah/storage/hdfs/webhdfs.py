@@ -155,12 +155,12 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
             except HdfsError as error:
                 if error.exception is None and "Authentication failure" in str(error):
                     raise not_authenticated(path, doing, "HTTP 401, Unauthorized") from None
-                raise Remote(error.exception or "HTTP", web.cause(error)) from None
+                raise Remote(error.exception or "HTTP", str(error)) from None
             except requests.exceptions.SSLError as error:
                 raise StorageError(
                     f"cannot {doing}: the server's certificate is not trusted",
                     where=path,
-                    got=web.cause(error),
+                    got=str(error),
                     remedy="set REQUESTS_CA_BUNDLE to the certificate of its authority",
                 ) from None
             except (
@@ -173,7 +173,7 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
                 if type(error).__name__ == "MutualAuthenticationError":
                     cause = "the answer cannot be verified: our ticket has expired or is not valid"
                     raise not_authenticated(path, doing, cause) from None
-                raise ConnectionError(web.cause(error)) from None
+                raise ConnectionError(str(error) or type(error).__name__) from None
             except (KeyError, TypeError, json.JSONDecodeError):
                 raise StorageError(
                     f"cannot {doing}: the answer is not WebHDFS'",
