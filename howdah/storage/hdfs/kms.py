@@ -140,7 +140,9 @@ class Relay:
             timeout=_TIMEOUTS,
         )
         if answer.status_code == 401:  # upon which hdfs-native would ask with a ticket of its own
-            return 403, _complaint("AuthenticationException", f"{url} answers 401, Unauthorized")
+            held = [token.service for token in tokens.load() if token.kind == tokens.KMS_KIND]
+            cause = f"{url} answers 401; tokens here are for: {', '.join(held) or 'none'}"
+            return 403, _complaint("AuthenticationException", cause)
         return answer.status_code, answer.content
 
 
