@@ -16,7 +16,9 @@ from pathlib import Path
 from bench.benches.chaos import reading
 from bench.benches.chaos.work import Serving, Training, when
 from bench.benches.chaos.world import World
+from howdah.errors import ClusterError
 from tests.runs.jobs.local_jobs import kill, parent
+from tools.minicluster import daemons
 
 RECOVERY_LIMIT = 240.0  # seconds that new steps are waited for
 GREEDY_LIMIT = 120  # seconds until the application that preempts ends, if it is not killed
@@ -333,6 +335,7 @@ class Injector:
         for end, kind, undo in sorted(lasting, key=lambda one: one[0]):
             time.sleep(max(0.0, end - time.monotonic()))
             self._undo(kind, undo)
+        self._start_dead()
         watch.join(RECOVERY_LIMIT + 10)
         lost = MASTER if any(kind.lost == MASTER for kind in done) else done[0].lost if done else ""
         names = " and ".join(kind.name for kind in done)
@@ -340,13 +343,24 @@ class Injector:
             self.done.append(Injected(names, lost, again[0] if again else None))
             self.world.note("fault", "over", number=number, new_steps=again[:1])
 
+    def _start_dead(self) -> None:
+        """Start what a fault has ended besides, as a site's supervisor does: a NodeManager ends
+        where its disk is full."""
+        cluster = self.world.cluster
+        for name, record in cluster.records.items():
+            if not daemons.alive(record):
+                self.world.note("fault", f"{name} has died: {daemons.cause_of_death(record):.200}")
+                with contextlib.suppress(ClusterError):  # its masters may be away
+                    cluster.start(name)
+
     def _undo(self, kind: Kind, undo: Undo) -> None:
         for tries in range(3):
             try:
                 undo()
                 return
             except Exception as error:
-                self.world.note("fault", f"undoing {kind.name}: {error!r:.200}")
+                got = getattr(error, "got", None) or error
+                self.world.note("fault", f"undoing {kind.name}: {got!r:.200}")
                 time.sleep(2.0 + tries)
 
     def _step(self) -> tuple | None:
