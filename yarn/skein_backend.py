@@ -29,7 +29,7 @@ from howdah.jobs import record, secret_file
 from howdah.jobs.backend import AgentBackend, Container, DriverAddress, DriverBackend, Reason
 from howdah.jobs.status import status_file
 from howdah.storage.shapes import TEXT, Fields, one_of
-from howdah.yarn import address, spec
+from howdah.yarn import address, certificate, spec
 
 _CALL_SECONDS = 20.0
 _SUBMIT_SECONDS = 300.0  # it only uploads small files: shipping.py has uploaded the packages
@@ -313,7 +313,8 @@ def submit(
         with _typed(log):
             import skein
 
-            security = skein.Security.new_credentials()
+            held, key = certificate.make()
+            security = skein.Security(cert_bytes=held, key_bytes=key)
 
             class Bounded(skein.Client):
                 """Gives each call a time limit: a lost ResourceManager would hang it."""

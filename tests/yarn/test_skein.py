@@ -46,6 +46,23 @@ def test_a_static_job_from_submission_to_its_end(jobs, home):
     assert "SUCCEEDED" in report
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("hours", [-26, 26])
+def test_the_clocks_of_the_nodes_may_be_wrong_by_a_day(jobs, home, hours):
+    library, clock, python = (jobs.directory / name for name in ("clock.so", "clock", "python"))
+    source = ROOT / "bench" / "benches" / "chaos" / "clock.c"
+    argv = ["cc", "-O2", "-shared", "-fPIC", str(source), "-o", str(library)]
+    subprocess.run(argv, check=True)
+    clock.write_bytes((3600 * hours).to_bytes(8, "little", signed=True))
+    python.write_text(
+        f'#!/bin/sh\nexport LD_PRELOAD={library} CHAOS_CLOCK={clock}\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    held = settings(home, f"clock{hours}", yarn={"python": str(python)})
+    answer = jobs.json("submit", "--config", jobs.config(held), "--wait")
+    assert answer["status"]["final_status"] == "SUCCEEDED"
+
+
 # In every run: attaching (test_submit_preflight.py, tests/jobs/clusters), a kill by Airflow.
 @pytest.mark.full
 def test_a_second_submission_attaches_or_is_refused_and_a_kill_is_in_time(jobs, home):

@@ -86,7 +86,7 @@ class ClusterJob(WatchedJob):
 
     def _page(self, pid):
         """The address of the job's page, which the driver prints first."""
-        for path in self.logs("driver"):
+        for path in reversed(self.logs("driver")):
             try:
                 text = path.read_text(errors="replace")
             except FileNotFoundError:  # YARN removes what a container leaves
@@ -100,7 +100,8 @@ class ClusterJob(WatchedJob):
         """Log files of the job's containers, the newest attempt's last."""
         patterns = [f"{glob.escape(folder)}/*{name}*" for folder in self.containers()]
         files = [Path(name) for pattern in patterns for name in glob.glob(pattern)]
-        return sorted(path for path in files if path.is_file())
+        # A container's name begins with its attempt, whichever node it is on.
+        return sorted(filter(Path.is_file, files), key=lambda path: (path.parent.name, path.name))
 
     def containers(self, daemon=""):
         """Directories that the daemons, or one of them, keep for the job's containers."""
