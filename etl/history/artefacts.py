@@ -131,6 +131,9 @@ def _marker(path: str, targets: Targets) -> Judged:
 
 
 # -------------------------------------------------------------------------------------- Parquet
+_KEEPS_INT96 = 23  # the first pyarrow that reads times before 1970 rightly in microseconds
+
+
 def _parquet(path: str, targets: Targets, columns: Collection[str], rewrite: bool) -> Judged:
     try:
         # Spark's times are INT96 by default. In nanoseconds, as Arrow reads them otherwise, Spark
@@ -142,6 +145,9 @@ def _parquet(path: str, targets: Targets, columns: Collection[str], rewrite: boo
             why = f"its rows have no column {', '.join(sorted(columns))}"
             look = "name its column of ids by --id-column; or filter its rows with Spark"
             return Judged(listed=Listed(why=why, look=look))
+        if _has_int96(file) and int(pa.__version__.partition(".")[0]) < _KEEPS_INT96:
+            why = f"pyarrow {pa.__version__} reads some of its times (INT96) as others"
+            return Judged(listed=Listed(why=why, look=f"install pyarrow {_KEEPS_INT96} or later"))
         count, out = 0, io.BytesIO()
         with contextlib.ExitStack() as stack:
             writer = stack.enter_context(_writer(out, file)) if rewrite else None
@@ -161,10 +167,14 @@ def _writer(out: io.BytesIO, file: pq.ParquetFile) -> pq.ParquetWriter:
     groups = file.metadata.num_row_groups and file.metadata.num_columns
     codec = file.metadata.row_group(0).column(0).compression if groups else "SNAPPY"
     codec = {"UNCOMPRESSED": "none"}.get(codec, codec)
-    int96 = any(column.physical_type == "INT96" for column in file.schema)
     return pq.ParquetWriter(
-        out, file.schema_arrow, compression=codec, use_deprecated_int96_timestamps=int96
-    )
+        out, file.schema_arrow, compression=codec,
+        use_deprecated_int96_timestamps=_has_int96(file),
+    )  # fmt: skip
+
+
+def _has_int96(file: pq.ParquetFile) -> bool:
+    return any(column.physical_type == "INT96" for column in file.schema)
 
 
 def _without(table: pa.Table, targets: Targets, columns: Collection[str]) -> tuple[pa.Table, int]:

@@ -193,6 +193,10 @@ def test_times_stay_of_the_type_that_spark_reads(tmp_path, capsys):
     path = tmp_path / "p.parquet"
     pq.write_table(table, path, use_deprecated_int96_timestamps=True)  # as Spark does by default
     words = [*words_for(tmp_path, "5"), "--files", str(path), "--apply"]
+    if int(pa.__version__.partition(".")[0]) < 23:
+        (listed,) = answer(words, capsys, code=1)["listed"]
+        assert "reads some of its times" in listed["why"]
+        return
     assert answer(words, capsys)["applied"]
     left = pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
     assert left.schema.column(1).physical_type == "INT96"
