@@ -199,7 +199,7 @@ def _nanoseconds_text(column: Any, *, zone: bool) -> Any:
 
     billion = F.lit(10**9)
     rest = F.pmod(column, billion)
-    second = F.call_function("div", column - rest, billion)
+    second = F.call_udf("div", column - rest, billion)
     text = F.date_format(F.timestamp_seconds(second), "yyyy-MM-dd'T'HH:mm:ss")
     part = F.regexp_replace(F.lpad(rest.cast("string"), 9, "0"), "0+$", "")
     text = F.when(rest == 0, text).otherwise(F.concat(text, F.lit("."), part))

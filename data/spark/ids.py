@@ -22,7 +22,8 @@ def column(values: Any, kind: Any) -> Any:
     if isinstance(kind, T.TimestampNTZType):
         return F.translate(values.cast("string"), " ", "T")
     if isinstance(kind, T.TimestampType):
-        utc = F.to_utc_timestamp(values, F.current_timezone()).cast("string")
+        zone = F.call_udf("current_timezone")  # PySpark 3.4 has no function for it
+        utc = F.to_utc_timestamp(values, zone).cast("string")
         return F.concat(F.translate(utc, " ", "T"), F.lit("Z"))
     if isinstance(kind, T.DecimalType):  # unsigned 64-bit integers of Parquet are such
         if kind.scale <= 0:
@@ -42,4 +43,5 @@ def label(values: Any) -> Any:
     characters."""
     from pyspark.sql import functions as F
 
-    return F.btrim(F.regexp_replace(values, f"[{UNSEEN}]+", ""), F.lit(BLANKS))
+    seen = F.regexp_replace(values, f"[{UNSEEN}]+", "")
+    return F.call_udf("btrim", seen, F.lit(BLANKS))  # as above

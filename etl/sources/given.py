@@ -150,16 +150,20 @@ def _group(name: str, value: Column) -> Column:
 
 
 def _moment(column: Column, kind: DataType) -> Column:
-    """`options.split.moment` in Spark; null where a value is neither number nor date."""
+    """`options.split.moment` in Spark; null where a value is neither number nor date.
+
+    Functions that PySpark 3.4 lacks are called by their names.
+    """
     if isinstance(kind, NumericType):
         number = column.cast("double")
         return F.when(~F.isnan(number), number)
     if isinstance(kind, DateType | TimestampType | TimestampNTZType):  # in the session's zone, UTC
-        return F.unix_micros(column.cast("timestamp")).cast("double")
+        return F.call_udf("unix_micros", column.cast("timestamp")).cast("double")
     if isinstance(kind, StringType | VarcharType | CharType):
         text = F.trim(column)
         number = F.when(text.rlike(r"^[-+]?\d+(\.\d+)?([eE][-+]?\d+)?$"), text)
-        at = F.unix_micros(F.try_to_timestamp(F.when(number.isNull(), text)))
+        at = F.call_udf("try_to_timestamp", F.when(number.isNull(), text))
+        at = F.call_udf("unix_micros", at)
         return F.coalesce(number.cast("double"), at.cast("double"))
     raise ConfigError(
         "a column is of another type",

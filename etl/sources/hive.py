@@ -198,8 +198,9 @@ def _query_state(frame: DataFrame, source: Source) -> dict:
 def digest(frame: DataFrame) -> list:
     """[rows, xor, sum] of all rows' hashes: the same for the same rows in any order."""
     # xor of row hashes: of no partitioning and no order, and it cannot overflow
+    # (by its name, since PySpark 3.4 has no function for it)
     rows = frame.select(F.xxhash64(*[F.col(quoted(c)) for c in frame.columns]).alias("h"))
     count, digest, total = rows.agg(
-        F.count("*"), F.bit_xor("h"), F.sum(F.col("h").cast("decimal(38,0)"))
+        F.count("*"), F.call_udf("bit_xor", F.col("h")), F.sum(F.col("h").cast("decimal(38,0)"))
     ).first()
     return [count, str(digest), str(total)]

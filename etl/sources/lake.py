@@ -81,7 +81,8 @@ def _history(spark: SparkSession, source: Source) -> DataFrame:
         number, at = F.col("version"), F.col("timestamp")
     else:
         assert_never(source.kind)
-    return table.select(number.alias("number"), F.unix_micros(at).alias("micros"))
+    # By its name here and below: PySpark 3.4 has no function for it.
+    return table.select(number.alias("number"), F.call_udf("unix_micros", at).alias("micros"))
 
 
 def _table_id(spark: SparkSession, source: Source) -> str | None:
@@ -103,7 +104,7 @@ def _no_snapshot(source: Source, data: DataSection, history: DataFrame) -> DataE
     seen = "no snapshot at all: the table is empty"
     if first is not None:
         newest = history.orderBy(F.desc("micros"), F.desc("number")).first()
-        ends = [F.timestamp_micros(F.lit(at)).cast("string") for at in (first, last)]
+        ends = [F.call_udf("timestamp_micros", F.lit(at)).cast("string") for at in (first, last)]
         oldest, latest = history.select(*ends).first()
         seen = f"{history.count()} from {oldest} to {latest} UTC, the newest {newest['number']}"
     return DataError(
