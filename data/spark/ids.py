@@ -44,4 +44,4 @@ def label(values: Any) -> Any:
     from pyspark.sql import functions as F
 
     seen = F.regexp_replace(values, f"[{UNSEEN}]+", "")
-    return F.call_udf("btrim", seen, F.lit(BLANKS))  # as above
+    return F.call_udf("btrim", seen, F.lit(BLANKS))  # as current_timezone

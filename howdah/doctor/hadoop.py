@@ -85,7 +85,7 @@ def _version(settings: conf.HadoopConf, authority: str) -> list[str]:
 
 
 def check_key_servers(env: Mapping[str, str]) -> Check:
-    """Whether the KMS answers that has the keys of encryption zones."""
+    """Ask each server of the KMS, which has the keys of encryption zones, whether it answers."""
     import requests
 
     name, settings = "KMS", _settings(env)

@@ -71,7 +71,7 @@ class KeyServers:
         return max(alive, key=lambda token: token.expires, default=None)
 
 
-class Relay:
+class Relay(http.server.ThreadingHTTPServer):
     """A server on loopback that passes requests for keys on, for one process and its hdfs-native.
 
     The other users of the machine do not know its path, which is secret.
@@ -86,23 +86,15 @@ class Relay:
         self._answered = servers.urls[0]
         """The server that has answered last: it is asked first."""
         self._path = f"/{secrets.token_urlsafe(24)}"
-        relay = self
-
-        class Handler(_Handler):
-            """One connection of hdfs-native."""
-
-            def ask(self, path: str, body: bytes) -> tuple[int, bytes]:
-                return relay._ask(self.sessions, path, body)
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threads.start(self._server.serve_forever, name="howdah-keys", failed=threads.RESTART)
+        super().__init__(("127.0.0.1", 0), _Connection)
+        threads.start(self.serve_forever, name="howdah-keys", failed=threads.RESTART)
 
     @property
     def uri(self) -> str:
         """What hdfs-native is to take for the KMS."""
-        return f"kms://http@127.0.0.1:{self._server.server_port}{self._path}"
+        return f"kms://http@127.0.0.1:{self.server_port}{self._path}"
 
-    def _ask(self, sessions: dict[bool, Any], path: str, body: bytes) -> tuple[int, bytes]:
+    def ask(self, sessions: dict[bool, Any], path: str, body: bytes) -> tuple[int, bytes]:
         """(status, body) of the first server that answers."""
         import requests
 
@@ -146,7 +138,10 @@ class Relay:
         return answer.status_code, answer.content
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Connection(http.server.BaseHTTPRequestHandler):
+    """A connection of hdfs-native to a `Relay`."""
+
+    server: Relay
     protocol_version = "HTTP/1.1"
     timeout = 600.0  # seconds that a connection may stay idle
 
@@ -154,9 +149,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         super().setup()
         self.sessions: dict[bool, Any] = {}
         """{by ticket: session}, for this connection: one is not safe for several threads."""
-
-    def ask(self, path: str, body: bytes) -> tuple[int, bytes]:
-        raise NotImplementedError
 
     def do_POST(self) -> None:
         """Pass a request on."""
@@ -166,7 +158,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             status, answer = 413, b""
         else:
             try:
-                status, answer = self.ask(self.path, self.rfile.read(length))
+                status, answer = self.server.ask(self.sessions, self.path, self.rfile.read(length))
             except Exception as error:  # noqa: BLE001 - the cause belongs into the answer
                 status, answer = 403, _complaint(type(error).__name__, str(error))
         self.send_response(status)
