@@ -6,7 +6,8 @@ breaks, and when.
 
 On a mini cluster of its own (root: file systems of their own for full disks, `tc` for the network;
 what is not there is left out, and said). Faults come alone and at times two at once: processes,
-containers, daemons killed or stopped, disks full or slow, the network cut, clocks stepped.
+containers, daemons killed or stopped, disks full or slow, the network cut, clocks stepped, and with
+Kerberos tokens that the NameNode no longer knows.
 After each piece of work the invariants are checked by what was written, never by asking the product
 (reading.py): every step once and with the rows of an undisturbed run, checkpoints whole, every row
 of every part once, one version for each published run and one of them current, each partition
@@ -41,6 +42,7 @@ from bench.benches.chaos.world import World
 from tools.minicluster import MiniCluster
 from tools.minicluster.settings import PREEMPTION
 
+TICKET_SECONDS = 300  # every process outlives its ticket, and takes another by its keytab
 WIND_UP = 900.0  # seconds for the pieces of work that have begun
 FILE_SYSTEMS = {"datanode-0": "700m", "nodemanager-0": "1500m"}
 BARS = {WORKER: "<= 5 s", STOPPED: "found after job.hang_seconds: 10", MASTER: "<= 30 s"}
@@ -55,6 +57,9 @@ def main(arguments: Sequence[str] = ()) -> int:
     parser.add_argument("--faults", type=int, default=10**9, help="at how many moments")
     parser.add_argument("--only", action="append", default=[], help="a kind of fault; repeatable")
     parser.add_argument("--ha", action="store_true", help="two NameNodes, two ResourceManagers")
+    parser.add_argument(
+        "--kerberos", action="store_true", help="with Kerberos: tickets and tokens that end, too"
+    )
     parser.add_argument("--keep", action="store_true", help="leave the folder")
     options = parser.parse_args(list(arguments))
     ending = threading.Event()
@@ -70,7 +75,10 @@ def main(arguments: Sequence[str] = ()) -> int:
     print(f"seed {options.seed}, in {folder}", flush=True)
     broken, injected = ["it did not begin"], []
     try:
-        with _cluster(folder / "cluster", ha=options.ha) as cluster:
+        settings: dict = {"ha": options.ha, "extra": {"yarn-site": PREEMPTION}}
+        if options.kerberos:
+            settings |= {"secure": True, "ticket_seconds": TICKET_SECONDS}
+        with _cluster(folder / "cluster", settings) as cluster:
             world = World(folder, cluster, options.seed)
             injected, facts = _run(world, options, ending)
             broken = world.broken
@@ -86,12 +94,12 @@ def main(arguments: Sequence[str] = ()) -> int:
 
 # -------------------------------------------------------------------------------- the cluster
 @contextlib.contextmanager
-def _cluster(directory: Path, *, ha: bool) -> Iterator[MiniCluster]:
+def _cluster(directory: Path, settings: dict) -> Iterator[MiniCluster]:
     """A cluster of which a DataNode and a NodeManager have file systems of their own."""
     cluster = MiniCluster(directory, say=lambda line: print(line, file=sys.stderr))
     mounted: list[str] = []
     try:
-        cluster.start(ha=ha, extra={"yarn-site": PREEMPTION})
+        cluster.start(**settings)
         cluster.stop()
         for name, size in FILE_SYSTEMS.items():
             place = directory / name
@@ -101,7 +109,7 @@ def _cluster(directory: Path, *, ha: bool) -> Iterator[MiniCluster]:
                 mounted.append(str(place))
             else:
                 print(f"no full disk of {name}: no file system can be mounted", file=sys.stderr)
-        cluster.start(ha=ha, extra={"yarn-site": PREEMPTION})
+        cluster.start(**settings)
         yield cluster
     finally:
         with contextlib.suppress(subprocess.CalledProcessError, FileNotFoundError):
@@ -210,6 +218,6 @@ def _report(
             median = statistics.median(recoveries)
             print(f"| {lost} | {len(recoveries)} | {median:.1f} | {high:.1f} | {BARS[lost]} |")
     harness.report(
-        "chaos", [], seed=options.seed, first=options.first, ha=options.ha, broken=broken,
-        faults=dict(counts), seconds=seconds, facts=facts,
+        "chaos", [], seed=options.seed, first=options.first, ha=options.ha,
+        kerberos=options.kerberos, broken=broken, faults=dict(counts), seconds=seconds, facts=facts,
     )  # fmt: skip

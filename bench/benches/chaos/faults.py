@@ -89,6 +89,16 @@ class Targets:
         names = [word for word in words if word.startswith(b"CONTAINER_ID=")]
         job.kill_container(names[0].partition(b"=")[2].decode())
 
+    def end_token(self, rng: random.Random) -> None:
+        """The NameNode no longer knows the job's token, as when its longest life is over."""
+        pid = self._one(self._job().ranks(), rng)
+        words = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+        (held,) = [word for word in words if word.startswith("HADOOP_TOKEN_FILE_LOCATION=")]
+        path = held.partition("=")[2]
+        words = ["hdfs", "fetchdt", "--cancel", path]
+        if self.world.cluster.run(*words, env=self.world.env, check=False).returncode:
+            raise NotNow  # the NameNode is away, or another fault came first
+
     def kill_driver(self, rng: random.Random) -> None:
         """SIGKILL to the job's driver."""
         kill(self._one(self._job().of("howdah.yarn driver"), rng))
@@ -107,7 +117,7 @@ class Targets:
         cluster = self.world.cluster
         address = cluster.plan.address(f"{cluster.active('resourcemanager')}-http")
         apps = f"http://{address}/ws/v1/cluster/apps"
-        user = f"?user.name={cluster.plan.user}"
+        user = f"?user.name={self.world.user}"
         application = reading.send("POST", f"{apps}/new-application{user}")["application-id"]
         request = {
             "application-id": application, "application-name": "preempts",
@@ -257,8 +267,9 @@ def kinds(targets: Targets) -> list[Kind]:
         Kind("container killed", WORKER, t.kill_container),
         Kind("agent killed", WORKER, t.kill_agent),
     ]
+    with_kerberos = [Kind("token ended", OTHER, t.end_token)] if cluster.plan.kerberos else []
     return [
-        *often, *often,
+        *often, *often, *with_kerberos, *with_kerberos,
         Kind("container preempted", OTHER, t.preempt, (10, 40)),
         Kind("agent stopped", STOPPED, t.stop_agent, (2, 60)),
         Kind("driver killed", MASTER, t.kill_driver),

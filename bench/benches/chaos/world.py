@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from bench.benches.chaos import reading
 from bench.benches.chaos.reading import Broken, Hdfs
 from tests import ROOT
 from tools.minicluster import MiniCluster
@@ -36,7 +37,8 @@ class World:
         self.folder, self.cluster, self.seed = folder, cluster, seed
         self.root = "/chaos"
         self.home = cluster.hdfs_url + self.root
-        self.hdfs = Hdfs(self._namenodes, cluster.plan.user)
+        self.user = "alice" if cluster.plan.kerberos else cluster.plan.user
+        self.hdfs = Hdfs(self._namenodes, self.user)
         self.over = threading.Event()
         """No more work begins."""
         self.broken: list[str] = []
@@ -49,11 +51,21 @@ class World:
             "AWS_SECRET_ACCESS_KEY": self.secret,
             "TF_CPP_MIN_LOG_LEVEL": "3",
         }
+        if cluster.plan.kerberos:
+            self._sign_in()
         self.running: dict[str, subprocess.Popen] = {}
         """Commands that run now, by what they do."""
         self._lock = threading.Lock()
         self._began = time.monotonic()
         self._log = open(folder / "events.jsonl", "a", encoding="utf-8")  # noqa: SIM115
+
+    def _sign_in(self) -> None:
+        """This process and all commands are alice, by her keytab."""
+        keytab, cache = str(self.cluster.keytab(self.user)), f"FILE:{self.folder}/ticket"
+        self.env |= {"KRB5CCNAME": cache, "KRB5_CLIENT_KTNAME": keytab}
+        os.environ.update({name: value for name, value in self.env.items() if "KRB5" in name})
+        self.cluster.make_home(self.user)
+        reading.sign_in()
 
     def _namenodes(self) -> list[str]:
         plan, records = self.cluster.plan, self.cluster.records
