@@ -73,7 +73,7 @@ class CsvOptions(Section):
     header: bool = True
     """Whether the first line has the column names. Without a header, data.csv.names is needed."""
     names: list[str] | None = None
-    """Column names of a file without header."""
+    """Column names of a file without header; needs `header: false`."""
     delimiter: str = ","
     """Field separator, one character. `\\t` is a tab."""
     quote: Rare[str] = '"'
@@ -115,6 +115,10 @@ class CsvOptions(Section):
     def _fields_can_be_told_apart(self) -> CsvOptions:
         if self.delimiter in (self.quote, self.escape):
             raise ValueError(f"delimiter is the quote or escape character: {self.delimiter!r}")
+        if self.header and self.names:
+            raise ValueError(
+                "names are for a file without a header: set csv.header: false, or leave them out"
+            )
         if not self.multiline and not lines_are_bytes(self.encoding):
             raise ValueError(
                 f"multiline: false cannot find the lines of {self.encoding}: convert the files to"

@@ -267,3 +267,9 @@ def test_lines_of_utf16_cannot_be_found_alone():
     CsvOptions(multiline=False, encoding="ISO-8859-1")
     with pytest.raises(ValueError, match="multiline: false cannot find the lines"):
         CsvOptions(multiline=False, encoding="UTF-16")
+
+
+def test_names_beside_a_header_are_refused():
+    CsvOptions(header=False, names=["a"])
+    with pytest.raises(ValueError, match="set csv.header: false"):
+        CsvOptions(names=["a"])
