@@ -17,6 +17,7 @@ from howdah.config.model import Config
 from howdah.core.activity import Progress
 from howdah.errors import ClusterError, ConfigError, HowdahError, NotFound, StorageError
 from howdah.hadoop import conf as hadoop_conf
+from howdah.hadoop import web
 from howdah.hadoop.conf import HadoopConf, as_xml
 from howdah.hadoop.kerberos import logged_in
 from howdah.hadoop.resourcemanager import APPLICATION, LIVE, OVER, ResourceManager
@@ -285,10 +286,12 @@ def shipped(config: Config) -> str:
 
 
 def zip_settings(directory: str, conf: HadoopConf) -> str:
-    """Write the settings as a .zip of one core-site.xml, and return its path."""
+    """Write a .zip of the settings and of the certificates trusted here, and return its path."""
     path = os.path.join(directory, f"{spec.HADOOP}.zip")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("core-site.xml", as_xml(conf))
+        if (authorities := web.authorities_file()) is not None:
+            archive.write(authorities, web.AUTHORITIES)
     return path
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from howdah import storage
 from howdah.config.model import Config
 from howdah.errors import ConfigError
+from howdah.hadoop import web
 from howdah.packaging import cluster_paths
 from howdah.process import isolation
 
@@ -266,9 +267,12 @@ def preamble(shipment: Shipment) -> str:
     have no home), and a cache that the job's containers on a node share: YARN's directory of the
     application there.
 
+    A node's own settings and certificates go before the submitter's.
+
     It verifies the wheel's hash, because YARN pins the size and time of localised files, not their
     contents. YARN itself unpacks the environment's archive.
     """
+    authorities = f"{HADOOP}/{web.AUTHORITIES}"
     return (
         f'if test "$(sha256sum < {shipment.wheel_name})" != "{shipment.wheel_sha256}  -"; then\n'
         f'  echo "howdah: {shipment.wheel_name} is not the one that was submitted" >&2\n'
@@ -277,6 +281,9 @@ def preamble(shipment: Shipment) -> str:
         'export HOME="$PWD/home" TMPDIR="$PWD/tmp"\n'
         'mkdir -p "$HOME" "$TMPDIR"\n'
         f'test -d "$HADOOP_CONF_DIR" || export HADOOP_CONF_DIR="$PWD/{HADOOP}"\n'
+        f'if test ! -e "${web.TRUST}" -a -e {authorities}; then\n'
+        f'  export {web.TRUST}="$PWD/{authorities}"\n'
+        "fi\n"
         f'export PYTHONPATH="$PWD/{shipment.wheel_name}"\n'
         f"export PYTHONSAFEPATH={isolation.SAFE_PATH} PYTHONUNBUFFERED=1"
         ' HOWDAH_CACHE="${LOCAL_DIRS%%,*}/howdah"\n'

@@ -99,7 +99,7 @@ def check_key_servers(env: Mapping[str, str]) -> Check:
             session.get(f"{url}/v1/", timeout=_PROBE_SECONDS)  # any answer will do, also 401
             answers.append(f"{url} answers")
         except requests.exceptions.SSLError:
-            failures.append(f"{url}: its certificate is not trusted (REQUESTS_CA_BUNDLE)")
+            failures.append(f"{url}: its certificate is not trusted ({web.TRUST})")
         except requests.RequestException as error:
             failures.append(f"{url}: {error}")
     description = "; ".join(answers + failures)

@@ -326,7 +326,7 @@ class ResourceManager:
                 "the ResourceManager's certificate is not trusted",
                 where=url,
                 got=str(error),
-                remedy="set REQUESTS_CA_BUNDLE to the certificate of its authority",
+                remedy=web.TRUST_REMEDY,
             ) from None
         except requests.RequestException as error:
             return None, _short(error)

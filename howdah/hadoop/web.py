@@ -10,6 +10,13 @@ from howdah.errors import NotAuthenticated
 from howdah.faults import local_user
 from howdah.hadoop.conf import HadoopConf
 
+TRUST = "REQUESTS_CA_BUNDLE"
+"""Variable with the file of certificates that is trusted in place of the usual ones."""
+
+TRUST_REMEDY = f"set {TRUST} to the certificate of its authority"
+AUTHORITIES = "authorities.pem"
+"""Name of that file's copy in containers."""
+
 
 def current_user() -> str:
     """The user's name on a cluster without Kerberos."""
@@ -47,9 +54,24 @@ def session(conf: HadoopConf, url: str) -> Any:
     return http
 
 
+def authorities_file() -> str | None:
+    """The local file of certificates that is trusted here, for other machines to trust as well.
+
+    None: the usual ones are trusted, or those of a directory, which OpenSSL finds by links.
+    """
+    place = _authorities()
+    return place if place is not None and os.path.isfile(place) else None
+
+
+def trust_elsewhere() -> dict[str, str]:
+    """The variable for a process in another directory, where a relative path leads elsewhere."""
+    place = os.environ.get(TRUST)
+    return {TRUST: os.path.abspath(place)} if place else {}
+
+
 def _authorities() -> str | None:
     """The file or directory of certificates to trust; None: the usual ones."""
-    return os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or None
+    return os.environ.get(TRUST) or os.environ.get("CURL_CA_BUNDLE") or None
 
 
 def tls() -> ssl.SSLContext:

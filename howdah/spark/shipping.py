@@ -21,6 +21,7 @@ from howdah.config.data import SparkOptions
 from howdah.config.model import Config
 from howdah.core.activity import Progress
 from howdah.errors import ClusterError, ConfigError
+from howdah.hadoop import web
 from howdah.hadoop.conf import load as hadoop_settings
 from howdah.packaging import cluster_paths, package
 from howdah.packaging.staging import Staging, ready
@@ -130,6 +131,11 @@ def ship(config: Config, kind: str, progress: Progress, *, extra: Sequence[str] 
         archives.append(f"{url}#{_JAVA}")
         for prefix in _CONTAINER_ENVIRONMENTS:
             conf[f"{prefix}.JAVA_HOME"] = home
+    if (authorities := web.authorities_file()) is not None:
+        url = target.put(package.of_file(authorities), progress)
+        conf["spark.yarn.dist.files"] = f"{url}#{web.AUTHORITIES}"
+        for prefix in _CONTAINER_ENVIRONMENTS:  # relative: Spark gives it to Python as it is
+            conf[f"{prefix}.{web.TRUST}"] = f"./{web.AUTHORITIES}"
     conf["spark.yarn.dist.archives"] = ",".join(archives)
     if not _names_jars(options):
         jars = os.path.join(spark_home(options), "jars")

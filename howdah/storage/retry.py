@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from howdah import redact
 from howdah.core import activity, paths
 from howdah.errors import ConfigError, StorageUnavailable
 
@@ -121,7 +122,8 @@ def _begin(where: str, error: StorageUnavailable, limit: float) -> None:
         _waiting[where] = _waiting.get(where, 0) + 1
     if first:
         cause = f" ({error.got})" if error.got else ""
-        say(f"{where}: {error.what}{cause}; trying again for up to {limit:.0f} s")
+        # The cause may be a URL with a token.
+        say(redact.text(f"{where}: {error.what}{cause}; trying again for up to {limit:.0f} s"))
 
 
 def _over(where: str, seconds: float) -> None:

@@ -45,6 +45,7 @@ def run_agent(assignment: Assignment, env: Mapping[str, str]) -> int:
         env: variables to add to this process's environment.
     """
     from howdah.core.processes import die_with_parent
+    from howdah.hadoop import web
     from howdah.process import isolation
 
     shared = os.uname().nodename == assignment.host and os.path.isdir(assignment.directory)
@@ -60,7 +61,8 @@ def run_agent(assignment: Assignment, env: Mapping[str, str]) -> int:
             child = subprocess.Popen(
                 isolation.module("howdah.jobs.clusters", "agent", home), stdin=subprocess.PIPE,
                 stdout=log, stderr=log, cwd=home,
-                env=isolation.environment() | {**env, "LOG_DIRS": home, "TMPDIR": home},
+                env=isolation.environment() | web.trust_elsewhere()
+                | {**env, "LOG_DIRS": home, "TMPDIR": home},
                 preexec_fn=lambda: die_with_parent(signal.SIGKILL, mine),
             )  # fmt: skip
         child.communicate(json.dumps(payload).encode())

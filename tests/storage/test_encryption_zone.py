@@ -5,6 +5,7 @@ import os
 import pytest
 
 from howdah import storage
+from tests.fixtures.etl_yarn import YarnEtl, whole
 from tests.runs.jobs.yarn_jobs import Jobs, place_data, settings
 from tests.support.hadoop.kerberos_users import become_alice, ticket
 
@@ -60,14 +61,16 @@ def test_what_is_missing_is_named(secure_cluster, zone, alice, tmp_path):
     # Over HTTP a DataNode decrypts, as its own user, who may not.
     web = secure_cluster.webhdfs_url + path.removeprefix(secure_cluster.hdfs_url)
     assert read_by(alice, web).startswith("PermissionDenied")
+    if secure_cluster.plan.tls:
+        untrusted = read_by(alice, path, REQUESTS_CA_BUNDLE="", HOWDAH_STORAGE_RETRY_SECONDS="60")
+        assert untrusted.startswith("StorageError"), untrusted
+        assert "certificate" in untrusted and "not trusted" in untrusted
     zone.stop()
     away = read_by(alice, path)
     assert away.startswith("StorageUnavailable") and "key server" in away
 
 
 def test_a_job_reads_and_writes_there_by_its_tokens(secure_cluster, zone, alice, tiny_model_dir):
-    if secure_cluster.plan.tls:
-        pytest.xfail("not understood: with HTTPS and two masters it does not end within 240 s")
     place_data(zone.url, tiny_model_dir)
     config = alice.config(settings(zone.url, "encrypted"))
     answer = alice.json("submit", "--config", config, "--wait")
@@ -75,3 +78,13 @@ def test_a_job_reads_and_writes_there_by_its_tokens(secure_cluster, zone, alice,
     names = {entry.name for entry in storage.list_dir(f"{zone.url}/runs/encrypted/export")}
     assert "model.safetensors" in names
     secure_cluster.end_applications()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("mode", ["cluster", "client"])
+def test_a_dataset_is_made_there_of_rows_there(secure_cluster, zone, alice, tiny_model_dir, mode):
+    etl = YarnEtl(secure_cluster, zone.url, tiny_model_dir, alice.directory)
+    config = etl.config(source=etl.put_rows(40), spark={"deploy_mode": mode})
+    code, answer, err = etl.run(config, **alice.env)
+    assert code == 0, err
+    whole(answer["dataset"], 40)

@@ -3,15 +3,17 @@
 A server of the test stands in for the KMS; test_encryption_zone.py has a real one.
 """
 
+import ssl
+import subprocess
 import urllib.error
 import urllib.request
 
 import pytest
 
 from howdah import storage
-from howdah.errors import StorageUnavailable
+from howdah.errors import StorageError, StorageUnavailable
 from howdah.hadoop import conf, tokens
-from howdah.storage.hdfs import kms
+from howdah.storage.hdfs import kms, native
 from tests.etl.workspace.test_credentials import credentials_file
 from tests.fixtures.gateways import KEY
 
@@ -63,6 +65,33 @@ def test_a_token_is_used_before_a_ticket_and_never_told(key_server, tmp_path, mo
     key_server.server_close()
     status, answer = ask(made)
     assert status == 503 and b"KeyServerUnavailable" in answer and b"Connection refused" in answer
+
+
+def test_a_certificate_that_is_not_trusted_is_final(key_server, tmp_path, monkeypatch):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
+    argv += ["-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate]
+    subprocess.run(argv, check=True, capture_output=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    key_server.socket = context.wrap_socket(key_server.socket, server_side=True)
+    uri = f"kms://https@localhost:{key_server.server_port}/kms"
+    (tmp_path / "tokens").write_bytes(credentials_file(600, tokens.KMS_KIND, uri))
+    monkeypatch.setenv(tokens.ENVIRONMENT, str(tmp_path / "tokens"))
+    monkeypatch.delenv("REQUESTS_CA_BUNDLE", raising=False)
+    monkeypatch.delenv("CURL_CA_BUNDLE", raising=False)
+    status, answer = ask(relay(uri))
+    assert status == 403 and kms.NOT_TRUSTED in answer.decode()
+    assert "delegation=***left-out***" in answer.decode()
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", f"{tmp_path}/none.pem")
+    status, answer = ask(relay(uri))
+    assert status == 403 and kms.NOT_TRUSTED in answer.decode() and "none.pem" in answer.decode()
+    text = f"KMS request failed (403 Forbidden): {kms.NOT_TRUSTED} {uri}: self-signed"
+    error = native._native_error("hdfs://nn/zone/x", "read", f'OperationFailed("{text}")')
+    assert isinstance(error, StorageError) and error.got == f"{uri}: self-signed"
+    assert "not trusted" in error.what and "REQUESTS_CA_BUNDLE" in error.remedy
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
+    assert ask(relay(uri)) == (200, KEY)
 
 
 def test_who_does_not_know_its_path_gets_nothing(key_server):

@@ -69,19 +69,46 @@ def test_driver_and_workers_are_patient(role, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("seconds_given", "seconds"), [(None, "1800.0"), (7.0, "7.0")])
-def test_spark_s_executors_are_patient_too(seconds_given, seconds, tmp_path, monkeypatch):
+def test_spark_s_executors_are_patient_and_trust_the_same(
+    seconds_given, seconds, tmp_path, monkeypatch
+):
     from howdah.spark import shipping
 
     made = types.SimpleNamespace(
         environment=lambda *_, **__: "env", wheel=lambda: "wheel", zipped=lambda *_: "jars",
+        of_file=lambda path: path.lstrip("/"),
     )  # fmt: skip
     monkeypatch.setattr(shipping, "package", made)
     place = types.SimpleNamespace(put=lambda what, *_: f"hdfs://nn/{what}")
     monkeypatch.setattr(shipping, "ready", lambda *_: place)
     config = from_dict({"yarn": {"staging": str(tmp_path)}})
     storage.configure(retry_seconds=seconds_given)
+    (tmp_path / "site.pem").touch()
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "site.pem"))
     conf = shipping.ship(config, "etl", lambda line: None).conf
     assert conf[f"spark.executorEnv.{retry.ENVIRONMENT}"] == seconds
+    assert conf["spark.yarn.dist.files"] == f"hdfs://nn{tmp_path}/site.pem#authorities.pem"
+    for prefix in ("spark.executorEnv", "spark.yarn.appMasterEnv"):
+        assert conf[f"{prefix}.REQUESTS_CA_BUNDLE"] == "./authorities.pem"
+    monkeypatch.delenv("REQUESTS_CA_BUNDLE")
+    monkeypatch.delenv("CURL_CA_BUNDLE", raising=False)
+    conf = shipping.ship(config, "etl", lambda line: None).conf
+    assert "spark.yarn.dist.files" not in conf
+
+
+def test_what_is_said_of_waiting_has_no_token(monkeypatch):
+    lines = []
+    monkeypatch.setattr(retry, "say", lines.append)
+    monkeypatch.setattr(retry, "_FIRST_PAUSE", 0.0)
+    causes = iter([StorageUnavailable("away", got="/webhdfs/v1/x?op=OPEN&delegation=HQAFYWxpY2U")])
+
+    def once_away():
+        for cause in causes:
+            raise cause
+        return "read"
+
+    assert retry.run("hdfs://nn:1/x", once_away) == "read"
+    assert "op=OPEN" in lines[0] and "HQAFYWxpY2U" not in lines[0] and "again" in lines[1]
 
 
 def test_a_thread_may_wait_less_than_the_process():

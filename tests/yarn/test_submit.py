@@ -3,17 +3,21 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import types
+import zipfile
+from pathlib import Path
 
 import pytest
 
 from howdah.config import loader
 from howdah.errors import ClusterError, ConfigError, UsageError
+from howdah.hadoop.conf import HadoopConf
 from howdah.jobs import checks
 from howdah.packaging import cluster_paths
 from howdah.yarn import registry, shipping, spec
-from howdah.yarn.cluster import YarnCluster
+from howdah.yarn.cluster import YarnCluster, zip_settings
 from howdah.yarn.preflight import capacity
 from howdah.yarn.skein_backend import _client_environment, _reason, application_of, attempt_of
 from tests.support.jobs.job_keys import sections
@@ -159,6 +163,37 @@ def test_a_containers_home_and_temporary_files_are_its_own(tmp_path):
     assert done.stdout == f"{directories}|/etc\n"
     assert (tmp_path / "home").is_dir()
     assert (tmp_path / "tmp").is_dir()
+
+
+def test_containers_trust_what_the_submitter_trusts(tmp_path, monkeypatch):
+    certificate = tmp_path / "site.pem"
+    certificate.write_text("a certificate")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
+    (tmp_path / WHEEL).write_bytes(b"the wheel")
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$REQUESTS_CA_BUNDLE"\n')
+    python.chmod(0o755)
+    argv = ["bash", "-c", submitted(job(python=str(python))).worker.script]
+
+    def trusted(**env):
+        env = {"PATH": os.environ["PATH"], "LOCAL_DIRS": "/disk1/app", **env}
+        done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, check=True)
+        return done.stdout.decode().strip()
+
+    settings = HadoopConf(None, {"fs.defaultFS": "hdfs://nn:8020"})
+    with zipfile.ZipFile(zip_settings(str(tmp_path), settings)) as packed:
+        packed.extractall(tmp_path / "hadoop-conf")  # as YARN does
+    shipped = f"{tmp_path}/hadoop-conf/authorities.pem"
+    assert Path(shipped).read_text() == "a certificate"
+    assert trusted() == trusted(REQUESTS_CA_BUNDLE="/not/on/this/node") == shipped
+    node = str(certificate)
+    assert trusted(REQUESTS_CA_BUNDLE=node) == node  # the node's own come first
+    monkeypatch.delenv("REQUESTS_CA_BUNDLE")
+    monkeypatch.delenv("CURL_CA_BUNDLE", raising=False)
+    with zipfile.ZipFile(zip_settings(str(tmp_path), settings)) as packed:
+        assert packed.namelist() == ["core-site.xml"]
+    shutil.rmtree(tmp_path / "hadoop-conf")
+    assert trusted() == ""
 
 
 def test_a_run_directory_has_one_tag_however_it_is_written():

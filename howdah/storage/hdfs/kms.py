@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from howdah import redact
 from howdah.core import threads
 from howdah.hadoop import tokens, web
 from howdah.hadoop.conf import HadoopConf
@@ -29,6 +30,8 @@ NO_TICKET = HadoopConf(None)
 """Settings for a request that needs no login, or has a token."""
 PROVIDER = "hadoop.security.key.provider.path"
 _OLD_NAME = "dfs.encryption.key.provider.uri"
+NOT_TRUSTED = "CertificateNotTrusted"
+"""Kind of the relay's error where no server has a certificate of a trusted authority."""
 _URI = re.compile(r"kms://(https?)@([^/:@]+):(\d+)(/\S*)?")
 _TIMEOUTS = (4.0, 9.0)  # seconds to connect, and to answer: three servers within hdfs-native's 30
 _BODY_BYTES = 2**16  # a request has a name, an initialisation vector and a key, each short
@@ -94,6 +97,9 @@ class Relay(http.server.ThreadingHTTPServer):
         """What hdfs-native is to take for the KMS."""
         return f"kms://http@127.0.0.1:{self.server_port}{self._path}"
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a connection that hdfs-native has reset: it asks again."""
+
     def ask(self, sessions: dict[bool, Any], path: str, body: bytes) -> tuple[int, bytes]:
         """(status, body) of the first server that answers."""
         import requests
@@ -103,17 +109,22 @@ class Relay(http.server.ThreadingHTTPServer):
             return 404, b""
         resource, _, query = rest.partition("?")
         wanted = [pair for pair in parse_qsl(query) if pair[0] == "eek_op"]
-        causes = []
+        causes, untrusted = [], 0
         for url in sorted(self._servers.urls, key=lambda url: url != self._answered):
             try:
                 status, answer = self._ask_one(sessions, f"{url}/v1/{resource}", wanted, body)
             except (requests.RequestException, OSError) as error:
-                causes.append(f"{url}: {error}")
+                causes.append(redact.text(f"{url}: {error}"))  # its URL has the token
+                # requests has errors of its own but for a file of certificates that is missing.
+                of_requests = isinstance(error, requests.RequestException)
+                untrusted += isinstance(error, requests.exceptions.SSLError) or not of_requests
                 continue
             if status < 500:
                 self._answered = url
                 return status, answer
             causes.append(f"{url} answers {status}: {answer[:300].decode(errors='replace')}")
+        if untrusted == len(causes):  # asking again would not help
+            return 403, _complaint(NOT_TRUSTED, "; ".join(causes))
         return 503, _complaint("KeyServerUnavailable", "; ".join(causes))
 
     def _ask_one(

@@ -25,7 +25,7 @@ from howdah.errors import (
     StorageUnavailable,
 )
 from howdah.faults import Remote, may_have_ticket, not_authenticated, typed
-from howdah.hadoop import conf, rpc, tokens
+from howdah.hadoop import conf, rpc, tokens, web
 from howdah.storage.base import Entry, RenamingBackend, closed_bits
 from howdah.storage.calls import TimedCalls, niceness
 from howdah.storage.files import RangeReader, Writer
@@ -372,4 +372,11 @@ def _key_error(path: str, doing: str, text: str) -> Exception:
     if answer is None or int(answer["status"]) >= 500:
         cause = re.sub(r" for url \([^)]*\)", "", text)  # the relay's, which is secret
         return ConnectionError(f"the key server of the encryption zone: {cause}")
+    if answer["kind"] == kms.NOT_TRUSTED:
+        return StorageError(
+            f"cannot {doing}: the certificate of the encryption zone's key server is not trusted",
+            where=path,
+            got=answer["message"],
+            remedy=web.TRUST_REMEDY,
+        )
     return Remote(answer["kind"], f"the key server of the encryption zone: {answer['message']}")

@@ -161,7 +161,7 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
                     f"cannot {doing}: the server's certificate is not trusted",
                     where=path,
                     got=str(error),
-                    remedy="set REQUESTS_CA_BUNDLE to the certificate of its authority",
+                    remedy=web.TRUST_REMEDY,
                 ) from None
             except (
                 requests.RequestException,
