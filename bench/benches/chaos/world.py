@@ -63,7 +63,8 @@ class World:
         """This process and all commands are alice, by her keytab."""
         keytab, cache = str(self.cluster.keytab(self.user)), f"FILE:{self.folder}/ticket"
         self.env |= {"KRB5CCNAME": cache, "KRB5_CLIENT_KTNAME": keytab}
-        os.environ.update({name: value for name, value in self.env.items() if "KRB5" in name})
+        names = [name for name in self.env if name.startswith(("KRB5", "HADOOP"))]
+        os.environ.update({name: self.env[name] for name in names})
         self.cluster.make_home(self.user)
         reading.sign_in()
 
