@@ -165,6 +165,11 @@ class NotAuthenticated(StorageError):
     """The cluster requires a Kerberos ticket or a token, and accepts none of this process's."""
 
 
+class TokensEnded(NotAuthenticated):
+    """The cluster does not know this process's delegation token, or no longer: it has expired, or
+    was cancelled. No other node has a better one."""
+
+
 class TokensExpiring(NotAuthenticated):
     """The delegation tokens are about to expire: all is saved, new ones are needed to resume."""
 

@@ -18,6 +18,7 @@ from howdah.errors import (
     StorageError,
     StorageFull,
     StorageUnavailable,
+    TokensEnded,
 )
 
 LOGIN_REMEDY = (
@@ -137,7 +138,7 @@ _NO_DIRECTORY = {
     "PathIsNotDirectoryException",
     "PathIsNotEmptyDirectoryException",
 }
-_AUTHENTICATION = {"InvalidToken", "SaslException", "AuthenticationException", "GSSException"}
+_AUTHENTICATION = {"SaslException", "AuthenticationException", "GSSException"}
 _AWAY = {
     "StandbyException",
     "RetriableException",
@@ -192,11 +193,15 @@ def of_remote(error: Remote, path: str, doing: str) -> StorageError:
             remedy="ask for hadoop.proxyuser.<this user>.hosts and .groups in the cluster's"
             " core-site.xml, or leave out run.user",
         )
-    if (
-        kind in _AUTHENTICATION
-        or "$InvalidToken" in message
-        or "SIMPLE authentication is not enabled" in message
-    ):
+    if kind == "InvalidToken" or "$InvalidToken" in message:
+        return TokensEnded(
+            f"cannot {doing}: the cluster does not know the delegation token, or no longer",
+            where=path,
+            got=message,
+            remedy="submit again: a submission gets new tokens, and what was begun goes on; outside"
+            " of containers unset HADOOP_TOKEN_FILE_LOCATION and kinit",
+        )
+    if kind in _AUTHENTICATION or "SIMPLE authentication is not enabled" in message:
         return not_authenticated(path, doing, f"{kind}: {message}")
     if kind in ("AccessControlException", "AuthorizationException", "SecurityException"):
         return PermissionDenied(

@@ -22,7 +22,7 @@ Fault = Literal["job", "node", "passing", "unknown"]
 _JOB = {
     "ConfigError", "UsageError", "DataError", "ModelError", "CheckpointError",
     "TrainingError",  # such as a loss that is not finite; RankLost is another rank's failure
-    "TokensExpiring", "Interrupted", "Terminated",
+    "TokensEnded", "TokensExpiring", "Interrupted", "Terminated",
 }  # fmt: skip
 _PASSING = {"StorageUnavailable", "SafeMode"}
 _OF_A_PATH = {"StorageFull", "NotFound", "AlreadyExists", "PermissionDenied"}

@@ -1,5 +1,9 @@
 """Jobs on a Kerberised YARN: a ticket, a keytab, another user, no ticket at all."""
 
+import os
+import signal
+from pathlib import Path
+
 import pytest
 
 from tests.runs.jobs.yarn_jobs import LIMIT, Jobs, access_lists, place_data, settings
@@ -21,6 +25,10 @@ def jobs(secure_cluster, secure_dir, tiny_model_dir, tmp_path, monkeypatch):
 
 def none(jobs):
     return {"KRB5CCNAME": f"FILE:{jobs.directory}/none", "KRB5_CLIENT_KTNAME": "/none"}
+
+
+def environment(pid):
+    return Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
 
 
 def finished(jobs, config, **env):
@@ -85,3 +93,31 @@ def test_only_users_with_the_right_can_kill(jobs):
     assert refused["error"] == "PermissionDenied", refused
     assert jobs.json("kill", application, **alice)["state"] == "KILLED"
     jobs.wait_until_gone(application, LIMIT)
+
+
+@pytest.mark.full
+def test_a_job_whose_token_has_ended_says_so_at_once_and_a_submission_resumes_it(jobs):
+    job = {"min_workers": 1, "max_workers": 2, "max_restarts": 100}
+    held = settings(
+        jobs.url, "no-token", job=job, training={"max_steps": 200_000, "num_train_epochs": 10**6}
+    )
+    del held["job"]["workers"]
+    config, alice = jobs.config(held), ticket(jobs.cluster, jobs.directory, "alice", "alice")
+    application = jobs.json("submit", "--config", config, **alice)["application"]
+    jobs.wait_for_step(application, 8)
+    ranks = {
+        pid: dict(word.split("=", 1) for word in environment(pid) if word)
+        for pid, words in jobs.processes(application).items()
+        if "howdah.training" in words
+    }
+    held_by_rank = {one["HADOOP_TOKEN_FILE_LOCATION"] for one in ranks.values()}
+    for path in held_by_rank:  # of one token, which is cancelled for all
+        jobs.cluster.run("hdfs", "fetchdt", "--cancel", path, env=alice, check=False)
+    os.kill(min(ranks), signal.SIGKILL)
+    status = jobs.wait_for_end(application, 60)
+    assert status["final_status"] == "FAILED", status
+    assert "delegation token" in str(status) and "submit again" in str(status), status
+    again = jobs.json("submit", "--config", config, **alice)["application"]
+    jobs.wait_for_step(again, 12)  # by a new token
+    jobs.json("kill", again, **alice)
+    jobs.wait_until_gone(again, LIMIT)

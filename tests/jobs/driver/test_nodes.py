@@ -12,6 +12,7 @@ from howdah.errors import (
     StorageUnavailable,
     TrainingError,
 )
+from howdah.faults import Remote, of_remote
 from howdah.jobs.backend import Container
 from howdah.jobs.driver.faults import fault_of, signature
 from howdah.training.process.failure import describe
@@ -63,6 +64,7 @@ JOB = [
     StorageFull("not enough space for checkpoint step-9", where=f"{RUN}/checkpoints"),
     QuotaExceeded("the quota is used up", where="hdfs://nn/elsewhere"),
     TrainingError("loss is not a number"),
+    of_remote(Remote("InvalidToken", "can't be found in cache"), f"{RUN}/job", "read"),
 ]
 
 
