@@ -271,5 +271,5 @@ def test_lines_of_utf16_cannot_be_found_alone():
 
 def test_names_beside_a_header_are_refused():
     CsvOptions(header=False, names=["a"])
-    with pytest.raises(ValueError, match="set csv.header: false"):
+    with pytest.raises(ValueError, match=r"set csv\.header: false"):
         CsvOptions(names=["a"])
