@@ -16,16 +16,17 @@ _CLOSED, _LISTENS = 7, 10  # of the kernel's TCP states (tcp_states.h)
 
 
 class Connections:
-    """Connections opened inside a `with` block by any thread of this process.
+    """Connections opened inside `with` blocks by any thread of this process.
 
-    They can also be shut inside the block: all that were opened so far, including those that are
+    They can also be shut inside a block: all that were opened so far, including those that are
     still being established because the other machine does not answer.
     """
 
     def __init__(self) -> None:
-        self._before = _connected()
-        self._inside: dict[int, str] | None = None
-        """Sockets opened inside the block; None until it ends."""
+        self._before: dict[int, str] | None = _connected()
+        """Sockets from before the block; None outside, once it has ended."""
+        self._opened: dict[int, str] = {}
+        """Sockets opened inside blocks that have ended."""
         self._over = threading.Event()
 
     def __enter__(self) -> Connections:
@@ -33,14 +34,13 @@ class Connections:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._inside = self._opened()
+        self._opened, self._before = self._so_far(), None
 
     def shut(self) -> int:
         """Shut down the connections that are still open, in both directions. Returns their
         number."""
         now = _connected()
-        opened = self._opened() if self._inside is None else self._inside
-        still_open = [fd for fd, name in opened.items() if now.get(fd) == name]
+        still_open = [fd for fd, name in self._so_far().items() if now.get(fd) == name]
         for fd in still_open:
             # Closing a duplicate of the descriptor does not close the library's.
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:
@@ -62,8 +62,12 @@ class Connections:
         """End `shut_until_over`: the library does not use the connections any more."""
         self._over.set()
 
-    def _opened(self) -> dict[int, str]:
-        return {fd: name for fd, name in _connected().items() if self._before.get(fd) != name}
+    def _so_far(self) -> dict[int, str]:
+        before = self._before
+        if before is None:
+            return self._opened
+        now = {fd: name for fd, name in _connected().items() if before.get(fd) != name}
+        return self._opened | now
 
 
 def _connected() -> dict[int, str]:

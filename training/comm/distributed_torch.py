@@ -43,6 +43,7 @@ class TorchComm(Comm):
 
     Args:
         limit: seconds after which a collective fails; None: no limit.
+        levels: not used: torch forms groups at any time.
     Raises:
         ClusterError: none of these variables is set.
         RankLost: a rank was lost while the world formed.
@@ -53,6 +54,8 @@ class TorchComm(Comm):
         waits: Waits | None = None,
         connections: Connections | None = None,
         limit: float | None = None,
+        *,
+        levels: bool = False,
     ) -> None:
         super().__init__(waits)
         self._connections = connections or Connections()
@@ -127,7 +130,7 @@ class TorchComm(Comm):
 
     def levels(self) -> tuple[_Exchange | None, _Exchange]:
         if self._levels is None:
-            with self.watch():
+            with self.watch(), self._connections:
                 self._levels = self._formed()
         return self._levels
 
