@@ -86,7 +86,7 @@ def runs(
     from howdah.serving.report import runs as listing
     from howdah.training.run.status import state
 
-    rows = listing.listed(directory, state, sort)
+    rows = listing.listed(directory, state, sort, say=say)
     page = None
     try:
         page = listing.write(directory, rows)

@@ -60,13 +60,20 @@ class Run:
     """Path of the page."""
 
 
-def listed(directory: str, state_of: Callable[[str], str], sort: str = "started") -> list[Run]:
+def listed(
+    directory: str,
+    state_of: Callable[[str], str],
+    sort: str = "started",
+    *,
+    say: Callable[[str], None],
+) -> list[Run]:
     """Return the runs below a directory.
 
     Args:
         state_of: tells whether a run whose run.json says that it is running still is.
         sort: one of COLUMNS: numbers, times and metrics the largest or best first, texts by name;
             rows without a value are last.
+        say: takes a line if there are too many directories to look into all of them.
     Raises:
         NotFound: there is no such directory.
         UsageError: there is no such column.
@@ -76,7 +83,7 @@ def listed(directory: str, state_of: Callable[[str], str], sort: str = "started"
         raise UsageError("unknown column", where="--sort", expected=expected, got=sort)
     if not storage.is_dir(directory):
         raise NotFound("there is no such directory", where=directory)
-    runs = [_read(directory, path, state_of) for path in _directories(directory)]
+    runs = [_read(directory, path, state_of) for path in _directories(directory, say)]
     runs.sort(key=lambda run: run.run)
     with_value = [run for run in runs if _key(run, sort) is not None]
     texts = sort in ("run", "state", "verdict", "dataset", "framework")
@@ -92,7 +99,7 @@ def _key(run: Run, column: str) -> Any:
     return getattr(run, column)
 
 
-def _directories(top: str) -> Iterator[str]:
+def _directories(top: str, say: Callable[[str], None]) -> Iterator[str]:
     """Yield the directories of runs at or below a directory, without those inside a dataset."""
     level, seen = [top], 0
     for _ in range(_DEPTH + 1):
@@ -100,6 +107,10 @@ def _directories(top: str) -> Iterator[str]:
         for directory in level:
             seen += 1
             if seen > _MOST_DIRECTORIES:
+                say(
+                    f"only the first {_MOST_DIRECTORIES:,} directories below {top} are listed:"
+                    " name one of those below it for its runs"
+                )
                 return
             try:
                 entries = storage.list_dir(directory)

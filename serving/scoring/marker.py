@@ -43,11 +43,13 @@ def files_of(location: str | None, listed: Sequence[Sequence]) -> Files:
 def directory_of(root: str, table: str, partition: Mapping[str, str]) -> str:
     """Return the directory of a partition's marker below a model's directory.
 
-    >>> directory_of("models/m", "shop.scored", {"ds": "2026-11-01", "path": "a/b"})
+    The case of a table's name makes no difference to Hive.
+
+    >>> directory_of("models/m", "Shop.scored", {"ds": "2026-11-01", "path": "a/b"})
     'models/m/scored/shop.scored/ds=2026-11-01/path=a%2Fb'
     """
     below = [f"{column}={quote(value, safe=' ')}" for column, value in partition.items()]
-    return storage.join(root, DIRECTORY, table, *below)
+    return storage.join(root, DIRECTORY, table.lower(), *below)
 
 
 def write(directory: str, marker: Marker) -> None:

@@ -119,9 +119,16 @@ def test_the_list_of_runs(runs, tmp_path):
 def test_another_program_s_run_json_is_a_row_like_others(runs, tmp_path):
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "run.json").write_text('{"attempts": [{"settings": ["a"]}]}')
-    rows = listing.listed(str(tmp_path), lambda directory: "running")
+    rows = listing.listed(str(tmp_path), lambda directory: "running", say=pytest.fail)
     assert {row.run for row in rows} == {"run", "other", "theirs"}
     assert "theirs" in listing.page(str(tmp_path), rows)
+
+
+def test_a_list_that_is_cut_says_so(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(listing, "_MOST_DIRECTORIES", 2)
+    lines = []
+    rows = listing.listed(str(tmp_path), lambda directory: "running", say=lines.append)
+    assert len(rows) == 1 and len(lines) == 1 and "only the first 2 directories" in lines[0]
 
 
 def test_a_curve_ends_with_the_last_step(runs, tmp_path):

@@ -159,7 +159,7 @@ def other_pages(run):
     storage.write_whole(f"{copy}/run.json", json.dumps(values).encode())
     compare([run, copy], f"{top}/comparison.html")
     write(copy)
-    rows = runs.listed(top, lambda directory: "lost")
+    rows = runs.listed(top, lambda directory: "lost", say=pytest.fail)
     manifest = load_dataset(values["dataset"]).manifest
     manifest.quality["look"] = [
         {"kind": "cut", "text": "x" * 300, "yaml": ["data:", "  a: " + "y" * 99]}
