@@ -1,6 +1,7 @@
 """Two ranks on each of two nodes send compressed gradients in two levels, by Horovod.
 
-By torch.distributed: test_torchrun.py, with hosts that are network namespaces.
+By torch.distributed: test_torchrun.py, with hosts that are network namespaces. In one process:
+test_messages_torch.py, test_coding_tf.py.
 """
 
 from __future__ import annotations
@@ -13,19 +14,11 @@ import pytest
 from howdah.core.processes import LIMITS
 from tests.runs.training_runs import NO_DROPOUT, train
 
-pytestmark = pytest.mark.mpi
-full = pytest.mark.full
+pytestmark = [pytest.mark.mpi, pytest.mark.full]
 
 
-@pytest.mark.parametrize(
-    ("framework", "numbers"),
-    [
-        pytest.param("torch", "int8", marks=full),
-        pytest.param("torch", "bf16", marks=full),
-        pytest.param("tensorflow", "bf16", marks=full),
-        ("tensorflow", "int8"),
-    ],
-)
+@pytest.mark.parametrize("numbers", ["bf16", "int8"])
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_a_nodes_sum_is_rounded_and_not_each_ranks_gradient(
     tmp_path, tiny_dataset, tiny_model_dir, framework, numbers
 ):
