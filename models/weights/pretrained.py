@@ -427,8 +427,11 @@ def _largest_id(name: str, data: bytes) -> int:
     if name == "vocab.txt":
         return len(data.decode("utf-8", "replace").rstrip("\n").split("\n")) - 1
     vocabulary = json.loads(data)
+    added = []
     if name == "tokenizer.json":
+        # A special token that a text spells is text (data/encode.py), any other one is a token.
+        added = [t["id"] for t in vocabulary.get("added_tokens") or [] if not t.get("special")]
         vocabulary = vocabulary["model"]["vocab"]
         if isinstance(vocabulary, list):  # Unigram's: [piece, score] in the order of the ids
-            return len(vocabulary) - 1
-    return max(map(int, vocabulary.values()))
+            return max(len(vocabulary) - 1, *added, 0)
+    return max(map(int, (*vocabulary.values(), *added)))

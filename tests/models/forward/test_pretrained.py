@@ -284,6 +284,22 @@ def test_tokenizer_must_be_there_and_fit(base):
         load_base(base)
 
 
+@pytest.mark.parametrize(("special", "refused"), [(False, True), (True, False)])
+def test_a_token_that_was_added_has_an_embedding_unless_no_text_can_hold_it(base, special, refused):
+    from tokenizers import AddedToken, Tokenizer
+
+    path = os.path.join(base, "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    add = tokenizer.add_special_tokens if special else tokenizer.add_tokens
+    assert add([AddedToken("onemore")]) == 1
+    tokenizer.save(path)
+    if refused:
+        with pytest.raises(ModelError, match="without an embedding"):
+            load_base(base)
+    else:
+        load_base(base)
+
+
 @pytest.mark.parametrize(
     ("name", "body"),
     [
