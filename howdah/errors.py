@@ -166,8 +166,8 @@ class NotAuthenticated(StorageError):
 
 
 class TokensEnded(NotAuthenticated):
-    """The cluster does not know this process's delegation token, or no longer: it has expired, or
-    was cancelled. No other node has a better one."""
+    """The cluster does not accept this process's delegation token, which has expired or was
+    cancelled. No other node has a better one."""
 
 
 class TokensExpiring(NotAuthenticated):

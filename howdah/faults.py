@@ -193,14 +193,19 @@ def of_remote(error: Remote, path: str, doing: str) -> StorageError:
             remedy="ask for hadoop.proxyuser.<this user>.hosts and .groups in the cluster's"
             " core-site.xml, or leave out run.user",
         )
-    if kind == "InvalidToken" or "$InvalidToken" in message:
+    # While a NameNode becomes the active one it has not read all tokens, and says "try again".
+    becoming = kind in _AWAY or "StandbyException" in message or "RetriableException" in message
+    if not becoming and (kind == "InvalidToken" or "$InvalidToken" in message):
         return TokensEnded(
-            f"cannot {doing}: the cluster does not know the delegation token, or no longer",
+            f"cannot {doing}: the cluster does not accept the delegation token: it has expired, or"
+            " was cancelled",
             where=path,
             got=message,
-            remedy="submit again: a submission gets new tokens, and what was begun goes on; outside"
-            " of containers unset HADOOP_TOKEN_FILE_LOCATION and kinit",
+            remedy="submit again: a submission gets new tokens, and the run resumes; outside of"
+            " containers unset HADOOP_TOKEN_FILE_LOCATION and kinit",
         )
+    if becoming and "InvalidToken" in message:
+        return unavailable(path, doing, f"{kind}: {message}")
     if kind in _AUTHENTICATION or "SIMPLE authentication is not enabled" in message:
         return not_authenticated(path, doing, f"{kind}: {message}")
     if kind in ("AccessControlException", "AuthorizationException", "SecurityException"):

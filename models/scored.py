@@ -84,6 +84,11 @@ def read(directory: str) -> Marker | None:
         return None
 
 
+def table_directory(root: str, table: str) -> str:
+    """Directory of the markers of an output table; Hive does not tell apart Scored and scored."""
+    return storage.join(root, DIRECTORY, table.lower())
+
+
 def markers(root: str) -> Iterator[dict[str, Any]]:
     """{table, partition, path, version, run_id, source, rows} of each scored partition.
 

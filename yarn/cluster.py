@@ -291,7 +291,8 @@ def zip_settings(directory: str, conf: HadoopConf) -> str:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("core-site.xml", as_xml(conf))
         if (authorities := web.authorities_file()) is not None:
-            archive.write(authorities, web.AUTHORITIES)
+            with open(authorities, "rb") as file:
+                archive.writestr(web.AUTHORITIES, file.read())
     return path
 
 

@@ -281,7 +281,7 @@ def preamble(shipment: Shipment) -> str:
         'export HOME="$PWD/home" TMPDIR="$PWD/tmp"\n'
         'mkdir -p "$HOME" "$TMPDIR"\n'
         f'test -d "$HADOOP_CONF_DIR" || export HADOOP_CONF_DIR="$PWD/{HADOOP}"\n'
-        f'if test ! -e "${web.TRUST}" -a -e {authorities}; then\n'
+        f'if test ! -e "${{{web.TRUST}:-$CURL_CA_BUNDLE}}" -a -e {authorities}; then\n'
         f'  export {web.TRUST}="$PWD/{authorities}"\n'
         "fi\n"
         f'export PYTHONPATH="$PWD/{shipment.wheel_name}"\n'

@@ -322,6 +322,8 @@ class ResourceManager:
                 allow_redirects=False,
             )
         except requests.exceptions.SSLError as error:
+            if not web.is_distrust(error):
+                return None, _short(error)
             raise ClusterError(
                 "the ResourceManager's certificate is not trusted",
                 where=url,

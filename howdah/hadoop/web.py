@@ -54,6 +54,16 @@ def session(conf: HadoopConf, url: str) -> Any:
     return http
 
 
+def is_distrust(error: Exception) -> bool:
+    """Whether an error of `requests` says that a certificate, or the file of those to trust, is
+    wrong: asking again would not help. Other errors of TLS pass, such as a connection that ends."""
+    import requests
+
+    # requests has errors of its own but for a file of certificates that is missing.
+    missing = not isinstance(error, requests.RequestException)
+    return missing or "CERTIFICATE_VERIFY_FAILED" in str(error)
+
+
 def authorities_file() -> str | None:
     """The local file of certificates that is trusted here, for other machines to trust as well.
 

@@ -99,7 +99,7 @@ _SETTINGS: Mapping[str, Mapping[str, str]] = {
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     }
 }
-_LISTS = ("spark.jars", "spark.sql.extensions", "spark.yarn.dist.files")
+_LISTS = ("spark.jars", "spark.sql.extensions")
 _OWN = ("spark.jars", "spark.jars.packages")
 
 
@@ -140,7 +140,7 @@ def settings(config: Config, progress: Progress, *, kind: str | None = None) -> 
 
 
 def joined(ours: Mapping[str, str], theirs: Mapping[str, str]) -> dict[str, str]:
-    """Both settings; theirs win, and lists of jars, files and extensions are those of both.
+    """Both settings; theirs win, and lists of jars and extensions are those of both.
 
     >>> joined({"spark.jars": "a.jar", "x": "1"}, {"spark.jars": "b.jar", "x": "2"})
     {'spark.jars': 'a.jar,b.jar', 'x': '2'}

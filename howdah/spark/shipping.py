@@ -7,6 +7,7 @@ cluster's storage, each under its hash: uploaded once, localised once on each no
 
 from __future__ import annotations
 
+import glob
 import importlib.util
 import os
 import re
@@ -33,6 +34,7 @@ PYTHON = f"./{ENVIRONMENT}/bin/python"
 RUN = "HOWDAH_ETL_RUN"
 """Variable of a driver that spark-submit has started in a container: its directory on storage."""
 _JAVA = "java_home"
+_AUTHORITIES = "authorities"
 _JAVA_PROGRAM = re.compile(r"(?:\./)?(?:([^/]+)/)?bin/java")
 _CONTAINER_ENVIRONMENTS = ("spark.yarn.appMasterEnv", "spark.executorEnv")
 _JARS = ("spark.yarn.archive", "spark.yarn.jars")
@@ -132,10 +134,11 @@ def ship(config: Config, kind: str, progress: Progress, *, extra: Sequence[str] 
         for prefix in _CONTAINER_ENVIRONMENTS:
             conf[f"{prefix}.JAVA_HOME"] = home
     if (authorities := web.authorities_file()) is not None:
-        url = target.put(package.of_file(authorities), progress)
-        conf["spark.yarn.dist.files"] = f"{url}#{web.AUTHORITIES}"
+        directory, name = os.path.split(authorities)
+        url = target.put(package.zipped(directory, "authorities", glob.escape(name)), progress)
+        archives.append(f"{url}#{_AUTHORITIES}")
         for prefix in _CONTAINER_ENVIRONMENTS:  # relative: Spark gives it to Python as it is
-            conf[f"{prefix}.{web.TRUST}"] = f"./{web.AUTHORITIES}"
+            conf[f"{prefix}.{web.TRUST}"] = f"./{_AUTHORITIES}/{name}"
     conf["spark.yarn.dist.archives"] = ",".join(archives)
     if not _names_jars(options):
         jars = os.path.join(spark_home(options), "jars")

@@ -16,7 +16,7 @@ from howdah.errors import HowdahError, NotFound, UsageError
 from howdah.models.profile import profile as profiles
 from howdah.models.profile.profile import PROFILE, Profile
 from howdah.models.registry import Published
-from howdah.models.scored import DIRECTORY, MARKER
+from howdah.models.scored import MARKER, table_directory
 
 _MOST_COLUMNS = 8
 
@@ -46,7 +46,7 @@ def find(root: str, table: str, partition: str) -> Partition:
     """
     spec = parse_spec(partition, "--partition")
     below = [f"{column}={quote(value, safe=' ')}" for column, value in spec.items()]
-    directory = storage.join(root, DIRECTORY, table, *below)
+    directory = storage.join(table_directory(root, table), *below)
     result = _read(directory, _shown(below))
     if result is not None:
         return result
@@ -104,7 +104,7 @@ def _partitions(root: str, table: str) -> list[tuple[str, str]]:
     hour=10."""
     partitions = [
         (_shown(name.split("/")), directory)
-        for name, directory in _walk(storage.join(root, DIRECTORY, table), "", 0)
+        for name, directory in _walk(table_directory(root, table), "", 0)
     ]
     return sorted(partitions, key=lambda each: (_order(each[0]), *each))
 

@@ -73,7 +73,7 @@ def listed(
         state_of: tells whether a run whose run.json says that it is running still is.
         sort: one of COLUMNS: numbers, times and metrics the largest or best first, texts by name;
             rows without a value are last.
-        say: takes a line if there are too many directories to look into all of them.
+        say: takes a line if there are too many directories to search them all.
     Raises:
         NotFound: there is no such directory.
         UsageError: there is no such column.
@@ -108,8 +108,8 @@ def _directories(top: str, say: Callable[[str], None]) -> Iterator[str]:
             seen += 1
             if seen > _MOST_DIRECTORIES:
                 say(
-                    f"only the first {_MOST_DIRECTORIES:,} directories below {top} are listed:"
-                    " name one of those below it for its runs"
+                    f"searched only the first {_MOST_DIRECTORIES:,} directories below {top}: give a"
+                    " directory further down to see the rest"
                 )
                 return
             try:

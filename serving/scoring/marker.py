@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from howdah import storage
 from howdah.data.manifest import content_hash
-from howdah.models.scored import DIRECTORY, MARKER, Files, Marker
+from howdah.models.scored import MARKER, Files, Marker, table_directory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +43,11 @@ def files_of(location: str | None, listed: Sequence[Sequence]) -> Files:
 def directory_of(root: str, table: str, partition: Mapping[str, str]) -> str:
     """Return the directory of a partition's marker below a model's directory.
 
-    The case of a table's name makes no difference to Hive.
-
     >>> directory_of("models/m", "Shop.scored", {"ds": "2026-11-01", "path": "a/b"})
     'models/m/scored/shop.scored/ds=2026-11-01/path=a%2Fb'
     """
     below = [f"{column}={quote(value, safe=' ')}" for column, value in partition.items()]
-    return storage.join(root, DIRECTORY, table.lower(), *below)
+    return storage.join(table_directory(root, table), *below)
 
 
 def write(directory: str, marker: Marker) -> None:

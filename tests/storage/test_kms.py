@@ -72,10 +72,11 @@ def test_a_certificate_that_is_not_trusted_is_final(key_server, tmp_path, monkey
     argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
     argv += ["-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate]
     subprocess.run(argv, check=True, capture_output=True)
+    uri = f"kms://https@localhost:{key_server.server_port}/kms"
+    assert ask(relay(uri))[0] == 503  # of TLS too, but not of trust: it may pass
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
     key_server.socket = context.wrap_socket(key_server.socket, server_side=True)
-    uri = f"kms://https@localhost:{key_server.server_port}/kms"
     (tmp_path / "tokens").write_bytes(credentials_file(600, tokens.KMS_KIND, uri))
     monkeypatch.setenv(tokens.ENVIRONMENT, str(tmp_path / "tokens"))
     monkeypatch.delenv("REQUESTS_CA_BUNDLE", raising=False)

@@ -75,25 +75,27 @@ def test_spark_s_executors_are_patient_and_trust_the_same(
     from howdah.spark import shipping
 
     made = types.SimpleNamespace(
-        environment=lambda *_, **__: "env", wheel=lambda: "wheel", zipped=lambda *_: "jars",
-        of_file=lambda path: path.lstrip("/"),
+        environment=lambda *_, **__: "env", wheel=lambda: "wheel",
+        zipped=lambda _, name, pattern, *__: f"{name}/{pattern}",
     )  # fmt: skip
     monkeypatch.setattr(shipping, "package", made)
     place = types.SimpleNamespace(put=lambda what, *_: f"hdfs://nn/{what}")
     monkeypatch.setattr(shipping, "ready", lambda *_: place)
     config = from_dict({"yarn": {"staging": str(tmp_path)}})
     storage.configure(retry_seconds=seconds_given)
-    (tmp_path / "site.pem").touch()
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "site.pem"))
+    (tmp_path / "our site.pem").touch()
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "our site.pem"))
     conf = shipping.ship(config, "etl", lambda line: None).conf
     assert conf[f"spark.executorEnv.{retry.ENVIRONMENT}"] == seconds
-    assert conf["spark.yarn.dist.files"] == f"hdfs://nn{tmp_path}/site.pem#authorities.pem"
+    archives = conf["spark.yarn.dist.archives"].split(",")
+    assert archives[1:] == ["hdfs://nn/authorities/our site.pem#authorities"]
     for prefix in ("spark.executorEnv", "spark.yarn.appMasterEnv"):
-        assert conf[f"{prefix}.REQUESTS_CA_BUNDLE"] == "./authorities.pem"
+        assert conf[f"{prefix}.REQUESTS_CA_BUNDLE"] == "./authorities/our site.pem"
     monkeypatch.delenv("REQUESTS_CA_BUNDLE")
     monkeypatch.delenv("CURL_CA_BUNDLE", raising=False)
     conf = shipping.ship(config, "etl", lambda line: None).conf
-    assert "spark.yarn.dist.files" not in conf
+    assert not [key for key in conf if "REQUESTS_CA_BUNDLE" in key]
+    assert "authorities" not in conf["spark.yarn.dist.archives"]
 
 
 def test_what_is_said_of_waiting_has_no_token(monkeypatch):

@@ -168,6 +168,7 @@ def test_a_containers_home_and_temporary_files_are_its_own(tmp_path):
 def test_containers_trust_what_the_submitter_trusts(tmp_path, monkeypatch):
     certificate = tmp_path / "site.pem"
     certificate.write_text("a certificate")
+    os.utime(certificate, (0, 0))  # as in images that are built reproducibly
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
     (tmp_path / WHEEL).write_bytes(b"the wheel")
     python = tmp_path / "python"
@@ -188,6 +189,7 @@ def test_containers_trust_what_the_submitter_trusts(tmp_path, monkeypatch):
     assert trusted() == trusted(REQUESTS_CA_BUNDLE="/not/on/this/node") == shipped
     node = str(certificate)
     assert trusted(REQUESTS_CA_BUNDLE=node) == node  # the node's own come first
+    assert trusted(CURL_CA_BUNDLE=node) == ""
     monkeypatch.delenv("REQUESTS_CA_BUNDLE")
     monkeypatch.delenv("CURL_CA_BUNDLE", raising=False)
     with zipfile.ZipFile(zip_settings(str(tmp_path), settings)) as packed:

@@ -16,6 +16,7 @@ import json
 import re
 import secrets
 import socket
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -99,6 +100,8 @@ class Relay(http.server.ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a connection that hdfs-native has reset: it asks again."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
     def ask(self, sessions: dict[bool, Any], path: str, body: bytes) -> tuple[int, bytes]:
         """(status, body) of the first server that answers."""
@@ -115,9 +118,7 @@ class Relay(http.server.ThreadingHTTPServer):
                 status, answer = self._ask_one(sessions, f"{url}/v1/{resource}", wanted, body)
             except (requests.RequestException, OSError) as error:
                 causes.append(redact.text(f"{url}: {error}"))  # its URL has the token
-                # requests has errors of its own but for a file of certificates that is missing.
-                of_requests = isinstance(error, requests.RequestException)
-                untrusted += isinstance(error, requests.exceptions.SSLError) or not of_requests
+                untrusted += web.is_distrust(error)
                 continue
             if status < 500:
                 self._answered = url

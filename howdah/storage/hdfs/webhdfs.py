@@ -157,6 +157,8 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
                     raise not_authenticated(path, doing, "HTTP 401, Unauthorized") from None
                 raise Remote(error.exception or "HTTP", str(error)) from None
             except requests.exceptions.SSLError as error:
+                if not web.is_distrust(error):
+                    raise ConnectionError(str(error)) from None
                 raise StorageError(
                     f"cannot {doing}: the server's certificate is not trusted",
                     where=path,

@@ -60,11 +60,17 @@ NODE = [
     RuntimeError("[enforce fail at alloc_cpu.cpp:83] DefaultCPUAllocator: can't allocate memory:"
                  " you tried to allocate 4096 bytes. Error code 12 (Cannot allocate memory)"),
 ]  # fmt: skip
+
+
+def refused_token(java_class, message):
+    return of_remote(Remote(java_class, message), f"{RUN}/job", "read")
+
+
 JOB = [
     StorageFull("not enough space for checkpoint step-9", where=f"{RUN}/checkpoints"),
     QuotaExceeded("the quota is used up", where="hdfs://nn/elsewhere"),
     TrainingError("loss is not a number"),
-    of_remote(Remote("InvalidToken", "can't be found in cache"), f"{RUN}/job", "read"),
+    refused_token("InvalidToken", "can't be found in cache"),
 ]
 
 
@@ -95,6 +101,12 @@ def test_an_os_error_behind_another_one_is_seen():
 
 def test_storage_that_is_away_is_passing_and_other_errors_are_not_known():
     assert fault_of(raised(StorageUnavailable("x", where=RUN)), (RUN,)) == "passing"
+    # A NameNode that is becoming the active one.
+    invalid = "org.apache.hadoop.security.token.SecretManager$InvalidToken: can't be found in cache"
+    for kind in ("RetriableException", "org.apache.hadoop.ipc.StandbyException"):
+        assert fault_of(raised(refused_token(kind, invalid)), (RUN,)) == "passing"
+    standby = f"{invalid}: StandbyException"
+    assert fault_of(raised(refused_token("SecurityException", standby)), (RUN,)) == "passing"
     assert fault_of(raised(ValueError("x")), ()) == "unknown"
     assert fault_of(None, ()) == "unknown"
 

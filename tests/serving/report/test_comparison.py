@@ -128,7 +128,9 @@ def test_a_list_that_is_cut_says_so(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(listing, "_MOST_DIRECTORIES", 2)
     lines = []
     rows = listing.listed(str(tmp_path), lambda directory: "running", say=lines.append)
-    assert len(rows) == 1 and len(lines) == 1 and "only the first 2 directories" in lines[0]
+    assert (
+        len(rows) == 1 and len(lines) == 1 and "searched only the first 2 directories" in lines[0]
+    )
 
 
 def test_a_curve_ends_with_the_last_step(runs, tmp_path):

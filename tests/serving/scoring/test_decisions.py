@@ -77,7 +77,7 @@ def test_a_selection_that_says_nothing_or_too_much_is_refused(fields):
 
 def test_values_with_a_slash_keep_it():
     assert parse_spec("path=a%2Fb%25", "--partition") == {"path": "a/b%"}
-    made = markers.directory_of("m", "db.t", {"path": "a/b", "ds": "../.."})
+    made = markers.directory_of("m", "Db.T", {"path": "a/b", "ds": "../.."})
     assert made == "m/scored/db.t/path=a%2Fb/ds=..%2F.."
 
 
