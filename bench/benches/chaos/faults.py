@@ -93,9 +93,10 @@ class Targets:
         """The NameNode no longer knows the job's token, as when its longest life is over."""
         pid = self._one(self._job().ranks(), rng)
         words = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
-        (held,) = [word for word in words if word.startswith("HADOOP_TOKEN_FILE_LOCATION=")]
-        path = held.partition("=")[2]
-        words = ["hdfs", "fetchdt", "--cancel", path]
+        held = [word for word in words if word.startswith("HADOOP_TOKEN_FILE_LOCATION=")]
+        if not held:
+            raise NotNow
+        words = ["hdfs", "fetchdt", "--cancel", held[0].partition("=")[2]]
         if self.world.cluster.run(*words, env=self.world.env, check=False).returncode:
             raise NotNow  # the NameNode is away, or another fault came first
 
