@@ -58,7 +58,7 @@ def _gradients(framework: str, comm) -> dict:
         reduced = comm.reduce_gradients([torch.from_numpy(a) for a in dense])
         ids_t, values_t = comm.reduce_rows(torch.from_numpy(ids), torch.from_numpy(values))
         reduced_in_graph = [a.clone() for a in reduced]
-        divided = _divided(comm, torch)
+        divided = _divided(comm, torch) | {"exchanged": _exchanged(comm, torch)}
     else:
         import tensorflow as tf
 
@@ -89,6 +89,28 @@ def _divided(comm, torch) -> dict:
         comm.fetch(message, owner)
         fetched.append([message[0].item(), str(message[1].item())])
     return {"own": reduced, "all": [one.tolist() for one in messages], "fetched": fetched}
+
+
+def _exchanged(comm, torch) -> bool:
+    """True if messages of several pieces arrive whole, and each rank's at its place."""
+    ranks = torch.arange(comm.size)
+    numbers = torch.arange(600_001)  # bytes: gloo gets them in three pieces
+
+    def part(source, target):
+        return ((numbers + 10 * source + target) % 251).to(torch.uint8)
+
+    sent = torch.stack([part(comm.rank, rank) for rank in ranks])
+    received = comm.begin_exchange(0, sent).wait()
+    gathered = comm.begin_gather(0, sent[0].clone()).wait()
+    whole = [
+        torch.equal(received[rank], part(rank, comm.rank)) and torch.equal(gathered[rank], first)
+        for rank, first in ((rank, part(rank, 0)) for rank in ranks)
+    ]
+    rows = torch.full((70_000, 2), float(comm.rank))
+    ids, values = comm.reduce_rows(torch.arange(70_000), rows)
+    blocks = values.view(comm.size, -1)
+    in_order = all(bool((blocks[rank] == rank).all()) for rank in ranks)
+    return all(whole) and in_order and torch.equal(ids.view(comm.size, -1)[0], torch.arange(70_000))
 
 
 def _apart(comm) -> dict:

@@ -71,6 +71,7 @@ def test_every_primitive_on_every_rank(tmp_path, framework, kind, size):
         assert one["row_ids"] == [x for rank in ranks for x in (rank, 7)]
         assert one["row_values"] == [[rank + 1.0] * 4 for rank in ranks for _ in range(2)]
         if framework == "torch":
+            assert one["divided"]["exchanged"]
             assert one["divided"]["own"] == [total] * (2 + one["rank"])
             assert one["divided"]["all"] == [[total] * (2 + rank) for rank in ranks]
         if "gloo" in backend:  # MPI polls until the machine runs the other rank
