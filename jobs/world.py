@@ -48,9 +48,9 @@ class Slot:
 def assign(candidates: Sequence[Candidate], size: int | None = None) -> list[Slot]:
     """The ranks of the next world.
 
-    Survivors come first, in their old order, so that rank 0 is a survivor if there is one and holds
-    the state for all. New processes follow, grouped by node, those on the survivors' nodes first.
-    Local ranks count within each node.
+    Ranks of a node are neighbours, so that gradients can be added up on each node before they cross
+    the network. Nodes come in the order of their survivors' old ranks, and on each node survivors
+    come first: rank 0 is a survivor, if there is one, and holds the state for all.
 
     Args:
         candidates: processes that wait, in the order of arrival.
@@ -68,13 +68,13 @@ def assign(candidates: Sequence[Candidate], size: int | None = None) -> list[Slo
         (one for one in candidates if one.old_rank is None), key=lambda one: first_seen[one.node]
     )
     chosen = [*survivors, *new][:size]
-    by_node: dict[str, list[str]] = {}
+    by_node: dict[str, list[Candidate]] = {}
     for one in chosen:
-        by_node.setdefault(one.node, []).append(one.member)
+        by_node.setdefault(one.node, []).append(one)
     slots = []
-    for rank, one in enumerate(chosen):
+    for rank, one in enumerate(one for peers in by_node.values() for one in peers):
         peers = by_node[one.node]
-        local_rank = peers.index(one.member)
+        local_rank = peers.index(one)
         across = [node for node, members in by_node.items() if len(members) > local_rank]
         slots.append(
             Slot(

@@ -19,7 +19,7 @@ def test_ranks_of_a_node_are_numbered_within_it():
     assert {slot.size for slot in slots} == {3}
 
 
-def test_survivors_come_first_in_their_old_order_and_new_ones_join_their_nodes():
+def test_nodes_come_in_the_order_of_their_survivors_and_ranks_of_one_are_neighbours():
     slots = assign(
         [
             Candidate("new-c", "c"),
@@ -28,9 +28,9 @@ def test_survivors_come_first_in_their_old_order_and_new_ones_join_their_nodes()
             Candidate("old-1", "a", old_rank=1),
         ]
     )
-    assert [slot.member for slot in slots] == ["old-1", "old-3", "new-a", "new-c"]
-    assert [slot.keep for slot in slots] == [True, True, False, False]
-    assert places(slots)["new-a"] == (2, 1, 2, 0, 1)
+    assert [slot.member for slot in slots] == ["old-1", "new-a", "old-3", "new-c"]
+    assert [slot.keep for slot in slots] == [True, False, True, False]
+    assert places(slots)["new-a"] == (1, 1, 2, 0, 1)
 
 
 def test_a_smaller_world_keeps_survivors():

@@ -25,7 +25,7 @@ def init(
     *,
     choice: CommChoice = "auto",
     limit: float | None = None,
-    levels: bool = False,
+    groups: bool = False,
 ) -> Comm:
     """Join the world that a launcher has started, or form a world of one.
 
@@ -36,7 +36,7 @@ def init(
             while the world forms.
         choice: `training.comm`.
         limit: seconds after which a collective of torch.distributed fails; None: no limit.
-        levels: `Comm.levels` will be called.
+        groups: True if this world's ranks may form groups (`Comm.levels`).
     Raises:
         ClusterError: the library is missing or lacks the framework, or it found another world than
             the launcher's.
@@ -47,7 +47,7 @@ def init(
     if launcher is None or here.size == 1:
         return SoloComm(waits)
     kind = COMMS[carrier(launcher, framework, choice)](framework)
-    comm = kind(waits, connections, limit, levels=levels)
+    comm = kind(waits, connections, limit, groups=groups)
     if (comm.rank, comm.size) != (here.rank, here.size):
         raise ClusterError(
             f"{comm.backend} found another world than the launcher's",
@@ -133,5 +133,5 @@ def _torch(framework: str) -> type[Comm]:
 
 COMMS: dict[CommKind, Callable[[str], type[Comm]]] = {"horovod": _horovod, "torch": _torch}
 """{kind: function that imports and returns the Comm class for a framework}; the class takes (waits,
-connections, limit, levels=). The function raises ClusterError if the library is missing, or lacks
+connections, limit, groups=). The function raises ClusterError if the library is missing, or lacks
 the framework."""

@@ -217,6 +217,10 @@ class Comm(ABC):
         first call."""
         return None, self
 
+    def has_levels(self) -> bool:
+        """True if `levels` has two. Every rank enters."""
+        return False
+
     def synchronise(self, message: Any) -> None:  # noqa: B027 - on a CPU nothing is queued
         """Wait for collectives that the GPU of this message has only queued: a lost rank would
         otherwise block later code, to which the limit of collectives does not apply."""

@@ -25,8 +25,8 @@ class HorovodComm(Comm):
 
     Args:
         limit: not used: Horovod does not have a limit for a collective.
-        levels: `levels` will be called. Horovod decides when it starts whether its ranks may form
-            groups, and asks all of them in every cycle whether one does.
+        groups: True if this world's ranks may form groups (`levels`). Horovod has to know when it
+            starts, and then asks all ranks in every cycle whether one forms a group.
     Raises:
         RankLost: a rank was lost while the world formed.
     """
@@ -40,18 +40,18 @@ class HorovodComm(Comm):
         connections: Connections | None = None,
         limit: float | None = None,
         *,
-        levels: bool = False,
+        groups: bool = False,
     ) -> None:
         super().__init__(waits)
-        self._levels: tuple[_Some | None, Exchange] | None = None
+        self._levels: tuple[RankGroup | None, Exchange] | None = None
         self._connections = connections or Connections()
         # Gradients are already joined (split_evenly). Horovod would fuse those that happen to be
         # ready: with three or more ranks, the bits of the sums would differ between runs.
         os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
         here = rank_env()
         # Equal on all ranks, as it must be: if one is among all of its world on its node, all are.
-        self._may_divide = levels and here.local_size < here.size
-        os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = str(int(self._may_divide))
+        self._may_form_groups = groups and here.local_size < here.size
+        os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = str(int(self._may_form_groups))
         with self._connections:
             try:
                 self.hvd.init()
@@ -69,19 +69,26 @@ class HorovodComm(Comm):
                 self._levels = self._formed()
         return self._levels
 
-    def _formed(self) -> tuple[_Some | None, Exchange]:
+    def has_levels(self) -> bool:
         each, size = self.local_size, self.size
         places = self.gather(np.array([[self.hvd.cross_rank(), self.local_rank, each]]))
         alike = np.array_equal(places, [[n // each, n % each, each] for n in range(size)])
-        if not test_limit("levels", self._may_divide and 1 < each < size and alike):
+        return test_limit("levels", self._may_form_groups and 1 < each < size and alike)
+
+    def _formed(self) -> tuple[RankGroup | None, Exchange]:
+        if not self.has_levels():
             return None, self
+        each, size = self.local_size, self.size
         # Every rank adds every group, in one order.
-        nodes = [self._some(range(first, first + each)) for first in range(0, size, each)]
-        across = [self._some(range(place, size, each)) for place in range(each)]
+        nodes = [self._add_group(range(first, first + each)) for first in range(0, size, each)]
+        across = [self._add_group(range(place, size, each)) for place in range(each)]
         return nodes[self.rank // each], across[self.local_rank]
 
-    def _some(self, ranks: range) -> _Some:
-        return _Some(self, self.hvd.add_process_set(list(ranks)), ranks)
+    def _add_group(self, ranks: range) -> RankGroup:
+        try:
+            return RankGroup(self, self.hvd.add_process_set(list(ranks)), ranks)
+        except ValueError as error:  # it is shutting down: only its log has the cause
+            raise lost(self._where, str(error)) from error
 
     def begin_exchange(self, number: int, parts_NB: Any) -> Pending:
         return self.exchange(number, parts_NB, self.hvd.global_process_set)
@@ -120,7 +127,7 @@ class HorovodComm(Comm):
         return f"rank {self.rank} of {self.size}"
 
 
-class _Some:
+class RankGroup:
     """Some of a world's ranks, a process set of Horovod's; `rank` is this one's place in it."""
 
     def __init__(self, comm: HorovodComm, group: Any, ranks: range) -> None:
@@ -128,7 +135,17 @@ class _Some:
         self.rank, self.size = (ranks.index(comm.rank) if comm.rank in ranks else -1), len(ranks)
 
     def begin_exchange(self, number: int, parts_NB: Any) -> Pending:
-        return self._comm.exchange(number, parts_NB, self._group)
+        with self._there():
+            return self._comm.exchange(number, parts_NB, self._group)
 
     def begin_gather(self, number: int, part_B: Any) -> Pending:
-        return self._comm.gather_parts(number, part_B, self._group)
+        with self._there():
+            return self._comm.gather_parts(number, part_B, self._group)
+
+    @contextmanager
+    def _there(self) -> Iterator[None]:
+        """Where a rank was lost, Horovod has ended, and its process sets with it."""
+        try:
+            yield
+        except ValueError as error:
+            raise lost(f"rank {self._comm.rank} of {self._comm.size}", str(error)) from error

@@ -118,7 +118,7 @@ class Compression:
 
     def _choose(self) -> None:
         comm, steps = self._comm, {}
-        node, _ = comm.levels()  # every rank enters
+        levels = comm.has_levels()  # every rank enters
         if comm.rank == 0:
             computing, sums, micros = (
                 statistics.median(values) for values in zip(*self._steps[_WARM:], strict=True)
@@ -132,7 +132,7 @@ class Compression:
                     numbers: self._elements * self._coding_seconds(numbers)
                     for numbers in scaling.NUMBER_BYTES
                 },
-                crossing=scaling.exchange_crossing(comm.size, 1 if node else comm.local_size),
+                crossing=scaling.exchange_crossing(comm.size, 1 if levels else comm.local_size),
             )
         steps = comm.broadcast_json(steps)
         self.numbers = self._state.compression = scaling.what_pays(steps)
