@@ -114,6 +114,10 @@ class DriverBackend(ABC):
         """
         return None
 
+    def abandoned(self) -> str | None:
+        """Why the cluster, which does not answer, will never answer this driver; None: it may."""
+        return None
+
     @abstractmethod
     def progress(self, fraction: float) -> None:
         """Report the fraction of the job that is done, 0 to 1, for the cluster's pages."""

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from howdah import storage
 from howdah.config.model import Config
-from howdah.core.processes import environ
+from howdah.core.processes import environ, stat_fields
 from howdah.errors import ClusterError, DataError, HowdahError, NotFound, StorageError
 from howdah.hadoop import conf as settings
 from howdah.jobs import record, secret_file
@@ -35,6 +35,7 @@ _CALL_SECONDS = 20.0
 _SUBMIT_SECONDS = 300.0  # it only uploads small files: shipping.py has uploaded the packages
 _ALL_STATES = ("WAITING", "REQUESTED", "RUNNING", "SUCCEEDED", "FAILED", "KILLED")
 _LIVE = ("WAITING", "REQUESTED", "RUNNING")
+_ORPHAN_SECONDS = 60.0  # in which YARN ends a container, or its next attempt makes itself known
 _DIAGNOSTICS_CHARACTERS = 8000
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 3.0
 _VERDICT = Fields(
@@ -111,6 +112,7 @@ class SkeinDriver(DriverBackend):
         claim = record.read(config.run.directory)
         self.started = claim.submitted if claim is not None else 0.0
         self._connected: Any = None
+        self._parents, self._orphaned = _parents(), 0.0
 
     def listen_address(self) -> str:
         """The address of the interface that routes to the ResourceManager."""
@@ -175,6 +177,18 @@ class SkeinDriver(DriverBackend):
             return f"{claim.application or 'an application'}, submitted later by {claim.user}"
         return None
 
+    def abandoned(self) -> str | None:
+        """YARN does not always end a driver with its application master. What follows the master's
+        end, another attempt or the application's end, may be out of reach: YARN has removed the
+        container's directory, with the tokens."""
+        if _parents() == self._parents:
+            self._orphaned = 0.0
+            return None
+        self._orphaned = self._orphaned or time.monotonic()
+        if time.monotonic() - self._orphaned < _ORPHAN_SECONDS:
+            return None
+        return "its application master has ended"
+
     def progress(self, fraction: float) -> None:
         with _typed():
             self._skein().set_progress(min(max(fraction, 0.0), 1.0))
@@ -224,6 +238,13 @@ class SkeinDriver(DriverBackend):
 
             self._connected = Bounded.from_current()
         return self._connected
+
+
+def _parents() -> tuple[int, str | None]:
+    """The process of the driver's script, and that of skein's master, which has started it."""
+    script = os.getppid()
+    fields = stat_fields(script)
+    return script, fields[1] if fields else None
 
 
 def _container(container: Any) -> Container:

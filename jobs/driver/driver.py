@@ -141,7 +141,8 @@ class _Driver:
         self._job_status = JobStatus(backend.application, backend.attempt)
         self._signal: int | None = None
         self._later: Superseded | None = None
-        """The later attempt that has the job; this driver then neither writes nor finishes it."""
+        """Why this driver neither writes nor finishes the job any more: a later attempt has it, or
+        the cluster has ended this one."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._note_signal)
         key = backend.session_key()
@@ -155,8 +156,9 @@ class _Driver:
         # The path cannot be guessed, so that users reach the page only through the cluster's pages.
         self._page_path = f"/page/{wire.new_key()[:32]}/"
         self._reconciler = Reconciler(
-            backend, listed=self._listed, progress=self._progress, say=self.event
-        )
+            backend, listed=self._listed, progress=self._progress, say=self.event,
+            abandoned=self._abandoned,
+        )  # fmt: skip
         claim = Claim(
             status_path(config.run.directory),
             application=backend.application,
@@ -315,6 +317,9 @@ class _Driver:
             self._later = later
             self._wake.notify_all()
         say(f"{later.what}: {later.got}")
+
+    def _abandoned(self, reason: str) -> None:
+        self._superseded(Superseded("the cluster has left this driver, which ends", got=reason))
 
     def _all_left(self) -> bool:
         """True once every live agent has confirmed its order to leave."""

@@ -26,6 +26,7 @@ class Reconciler:
         listed: called with each new list of containers.
         progress: () -> the fraction of the job that is done.
         say: logs when the cluster stops answering, and when it answers again.
+        abandoned: called once the cluster will not answer again, with the reason.
     """
 
     def __init__(
@@ -35,9 +36,11 @@ class Reconciler:
         listed: Callable[[Sequence[Container]], None],
         progress: Callable[[], float],
         say: Callable[[str], None],
+        abandoned: Callable[[str], None],
     ) -> None:
         self._backend = backend
         self._listed, self._progress, self._say = listed, progress, say
+        self._abandoned = abandoned
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._count: int | None = None
@@ -97,7 +100,10 @@ class Reconciler:
                 if not self._away:
                     self._away = True
                     self._say(f"the cluster does not answer: {error.what} ({error.got})")
-                if closing:
+                reason = self._backend.abandoned()
+                if reason is not None:
+                    self._abandoned(reason)
+                if closing or reason is not None:
                     return
                 time.sleep(_RETRY_SECONDS)
 
