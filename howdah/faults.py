@@ -194,8 +194,10 @@ def of_remote(error: Remote, path: str, doing: str) -> StorageError:
             " core-site.xml, or leave out run.user",
         )
     # While a NameNode becomes the active one it has not read all tokens, and says "try again".
-    becoming = kind in _AWAY or "StandbyException" in message or "RetriableException" in message
-    if not becoming and (kind == "InvalidToken" or "$InvalidToken" in message):
+    becoming_active = (
+        kind in _AWAY or "StandbyException" in message or "RetriableException" in message
+    )
+    if not becoming_active and (kind == "InvalidToken" or "$InvalidToken" in message):
         return TokensEnded(
             f"cannot {doing}: the cluster does not accept the delegation token: it has expired, or"
             " was cancelled",
@@ -204,7 +206,7 @@ def of_remote(error: Remote, path: str, doing: str) -> StorageError:
             remedy="submit again: a submission gets new tokens, and the run resumes; outside of"
             " containers unset HADOOP_TOKEN_FILE_LOCATION and kinit",
         )
-    if becoming and "InvalidToken" in message:
+    if becoming_active and "InvalidToken" in message:
         return unavailable(path, doing, f"{kind}: {message}")
     if kind in _AUTHENTICATION or "SIMPLE authentication is not enabled" in message:
         return not_authenticated(path, doing, f"{kind}: {message}")

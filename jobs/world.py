@@ -72,7 +72,8 @@ def assign(candidates: Sequence[Candidate], size: int | None = None) -> list[Slo
     for one in chosen:
         by_node.setdefault(one.node, []).append(one)
     slots = []
-    for rank, one in enumerate(one for peers in by_node.values() for one in peers):
+    in_order = [one for members in by_node.values() for one in members]
+    for rank, one in enumerate(in_order):
         peers = by_node[one.node]
         local_rank = peers.index(one)
         across = [node for node, members in by_node.items() if len(members) > local_rank]

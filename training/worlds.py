@@ -102,7 +102,6 @@ class Worlds:
             self._waits,
             self._connections,
             choice=run.config.training.comm,
-            groups=run.config.training.gradient_compression != "none",
             limit=COLLECTIVE_SECONDS if world is None else None,  # a job's driver has limits
         )
         if world is not None:

@@ -59,8 +59,6 @@ class Meshes:
         self._meshes: dict[str, _Mesh] = {}
         self._width = 0
         """Length of an address in this world, from the mesh of all ranks, whose size is known."""
-        self._all = ""
-        """Horovod's hash of the process set of all ranks, which is a world's first one."""
 
     def answer(self, method: str, scope: str, key: str, body: bytes) -> tuple[int, bytes]:
         """Status and body for Gloo's client."""
@@ -72,8 +70,6 @@ class Meshes:
             if method != "GET" or mesh is None or number == key or not number.isdecimal():
                 return self._request(method, f"{path}/{key}", body)
             return self._named(mesh, path, int(number), again=True)
-        if method == "GET" and mesh is not None and mesh.rank is None and self._of_some(scope):
-            return self._request(method, f"{path}/{key}", body)
         if method == "GET" and mesh is not None and mesh.size > 1:
             number = key.removeprefix("rank_")
             is_rank = number.isdecimal() and len(number) < 10 and int(number) < mesh.size
@@ -96,21 +92,12 @@ class Meshes:
         with self._lock:
             if generation != self._generation:
                 self._generation, self._meshes, self._width = generation, {}, 0
-                self._all = ""
             mesh = self._meshes.get(scope)
             if mesh is None and slot:
                 _, size, _, local_size, _, cross_size = map(int, slot.split(","))
                 sizes = {"g": size, "l": local_size, "c": cross_size, "t": size}
                 mesh = self._meshes[scope] = _Mesh(sizes[scope[0]])
             return mesh
-
-    def _of_some(self, scope: str) -> bool:
-        """True for a process set of some ranks. How many is known once this process has stored its
-        addresses: until then the driver would wait for names of ranks that are not in it."""
-        _, found, digest = scope.partition(_PROCESS_SET)
-        with self._lock:
-            self._all = self._all or digest
-            return bool(found) and digest != self._all
 
     def _stored(self, mesh: _Mesh, scope: str, rank: int, value: bytes) -> None:
         """Record the rank in the mesh and the addresses' length once this process stored them."""

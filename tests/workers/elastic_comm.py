@@ -3,8 +3,8 @@
 The framework is tensorflow, torch, or torch without Horovod, whose ranks meet in a file
 (torch.distributed) or in a job's rendezvous (torch.rendezvous).
 
-A line in is {"env": {...}} (join that world), {"sum": x} or, in PyTorch, {"exchange": x}, which may
-also have {"give_up": seconds}; a line out is {"joined": size}, {"sum": y}, {"exchange": y} or
+A line in is {"env": {...}} (join that world), {"sum": x}, {"sum": x, "give_up": seconds} or, in
+PyTorch, {"exchange": x}; a line out is {"joined": size}, {"sum": y}, {"exchange": y} or
 {"lost": text}.
 """
 
@@ -42,22 +42,21 @@ def main(kind: str) -> None:
     for line in sys.stdin:
         command = json.loads(line)
         try:
-            if "give_up" in command:
-                threading.Timer(command["give_up"], comm.give_up).start()
             if "env" in command:
                 if comm is not None:
                     comm.shutdown()
                     comm = None
                 os.environ.update(command["env"])
-                comm = backends.init(framework, limit=float(command["limit"]), groups=True)
+                comm = backends.init(framework, limit=float(command["limit"]))
                 answer = {"joined": comm.size}
             elif "exchange" in command:  # in the groups of compressed messages
                 _, across = comm.levels()
                 parts = torch.full((across.size, 1), command["exchange"])
-                with comm.watch():
-                    received = across.begin_exchange(0, parts).wait()
+                received = across.begin_exchange(0, parts).wait()
                 answer = {"exchange": received.sum().item()}
             else:
+                if "give_up" in command:
+                    threading.Timer(command["give_up"], comm.give_up).start()
                 answer = {"sum": comm.sum(np.array([command["sum"]]))[0]}
         except RankLost as error:
             answer = {"lost": error.got}

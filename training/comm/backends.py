@@ -25,7 +25,6 @@ def init(
     *,
     choice: CommChoice = "auto",
     limit: float | None = None,
-    groups: bool = False,
 ) -> Comm:
     """Join the world that a launcher has started, or form a world of one.
 
@@ -36,7 +35,6 @@ def init(
             while the world forms.
         choice: `training.comm`.
         limit: seconds after which a collective of torch.distributed fails; None: no limit.
-        groups: True if this world's ranks may form groups (`Comm.levels`).
     Raises:
         ClusterError: the library is missing or lacks the framework, or it found another world than
             the launcher's.
@@ -46,8 +44,7 @@ def init(
     here, launcher = rank_env(), started_by(os.environ)
     if launcher is None or here.size == 1:
         return SoloComm(waits)
-    kind = COMMS[carrier(launcher, framework, choice)](framework)
-    comm = kind(waits, connections, limit, groups=groups)
+    comm = COMMS[carrier(launcher, framework, choice)](framework)(waits, connections, limit)
     if (comm.rank, comm.size) != (here.rank, here.size):
         raise ClusterError(
             f"{comm.backend} found another world than the launcher's",
@@ -133,5 +130,5 @@ def _torch(framework: str) -> type[Comm]:
 
 COMMS: dict[CommKind, Callable[[str], type[Comm]]] = {"horovod": _horovod, "torch": _torch}
 """{kind: function that imports and returns the Comm class for a framework}; the class takes (waits,
-connections, limit, groups=). The function raises ClusterError if the library is missing, or lacks
-the framework."""
+connections, limit). The function raises ClusterError if the library is missing, or lacks the
+framework."""

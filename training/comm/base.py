@@ -213,12 +213,12 @@ class Comm(ABC):
 
     def levels(self) -> tuple[Exchange | None, Exchange]:
         """(this node's ranks, the ranks with this one's place on each node) if there are several
-        nodes with equally many ranks, more than one; else (None, all ranks). Every rank enters the
-        first call."""
+        nodes with equally many ranks, more than one; else, or if this library has one level, (None,
+        all ranks). Every rank enters the first call."""
         return None, self
 
     def has_levels(self) -> bool:
-        """True if `levels` has two. Every rank enters."""
+        """True if `levels` returns two groups. Every rank enters."""
         return False
 
     def synchronise(self, message: Any) -> None:  # noqa: B027 - on a CPU nothing is queued

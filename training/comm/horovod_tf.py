@@ -44,13 +44,11 @@ class HorovodTfComm(HorovodComm):
     def begin_sum(self, number: int, message: tf.Tensor) -> Pending:
         return Ended(hvd.allreduce(message, op=hvd.Sum, name=f"howdah.gradient.{number}"))
 
-    def exchange(self, number: int, parts_NB: tf.Tensor, among: hvd.ProcessSet) -> Pending:
-        name = f"howdah.exchange.{number}"
-        return Ended(hvd.alltoall(parts_NB, name=name, process_set=among))
+    def begin_exchange(self, number: int, parts_NB: tf.Tensor) -> Pending:
+        return Ended(hvd.alltoall(parts_NB, name=f"howdah.exchange.{number}"))
 
-    def gather_parts(self, number: int, part_B: tf.Tensor, among: hvd.ProcessSet) -> Pending:
-        name = f"howdah.sums.{number}"
-        return Ended(hvd.allgather(part_B[None], name=name, process_set=among))
+    def begin_gather(self, number: int, part_B: tf.Tensor) -> Pending:
+        return Ended(hvd.allgather(part_B[None], name=f"howdah.sums.{number}"))
 
     def reduce_rows(self, ids_U: tf.Tensor, values_UD: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         with self.watch():

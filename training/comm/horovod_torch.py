@@ -35,13 +35,11 @@ class HorovodTorchComm(HorovodComm):
     def begin_sum(self, number: int, message: torch.Tensor) -> Pending:
         return _Begun(hvd.allreduce_async_(message, op=hvd.Sum, name=f"howdah.gradient.{number}"))
 
-    def exchange(self, number: int, parts_NB: torch.Tensor, among: hvd.ProcessSet) -> Pending:
-        name = f"howdah.exchange.{number}"
-        return _Begun(hvd.alltoall_async(parts_NB, name=name, process_set=among))
+    def begin_exchange(self, number: int, parts_NB: torch.Tensor) -> Pending:
+        return _Begun(hvd.alltoall_async(parts_NB, name=f"howdah.exchange.{number}"))
 
-    def gather_parts(self, number: int, part_B: torch.Tensor, among: hvd.ProcessSet) -> Pending:
-        name = f"howdah.sums.{number}"
-        return _Begun(hvd.allgather_async(part_B[None], name=name, process_set=among))
+    def begin_gather(self, number: int, part_B: torch.Tensor) -> Pending:
+        return _Begun(hvd.allgather_async(part_B[None], name=f"howdah.sums.{number}"))
 
     def reduce_rows(
         self, ids_U: torch.Tensor, values_UD: torch.Tensor

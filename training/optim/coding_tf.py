@@ -10,14 +10,7 @@ from functools import cache
 
 import tensorflow as tf
 
-from howdah.training.comm.base import (
-    BLOCK,
-    LEAST_SCALE,
-    SCALE_OF_ONE,
-    Comm,
-    Exchange,
-    wire_bytes,
-)
+from howdah.training.comm.base import BLOCK, LEAST_SCALE, SCALE_OF_ONE, Comm, wire_bytes
 
 
 def to_bf16(values: tf.Tensor) -> tf.Tensor:
@@ -32,27 +25,23 @@ def from_bf16(sent: tf.Tensor) -> tf.Tensor:
 
 def bf16_sum(comm: Comm, number: int, message: tf.Tensor) -> tf.Tensor:
     """The sum of a message over all ranks, sent in bf16 and added in float32 in their order:
-    training/optim/messages_torch.py says how, in one level and in two.
+    training/optim/messages_torch.py says how.
 
     Args:
         message: float32 [elements].
     """
-    node, across = comm.levels()
-    parts_NL = _parts(_of_node(node, across, number, message), across.size, 1)
-    received = from_bf16(across.begin_exchange(number, to_bf16(parts_NL)).wait())
+    parts_NL = _parts(message, comm.size, 1)
+    received = from_bf16(comm.begin_exchange(number, to_bf16(parts_NL)).wait())
     total = 0.0
-    for rank in range(across.size):  # its own part is not rounded
-        total += parts_NL[rank] if rank == across.rank else received[rank]
-    gathered = across.begin_gather(number, to_bf16(total)).wait()
-    sums = from_bf16(tf.reshape(_of_all(node, number, gathered), [-1, 2]))
+    for rank in range(comm.size):  # its own part is not rounded
+        total += parts_NL[rank] if rank == comm.rank else received[rank]
+    sums = from_bf16(comm.begin_gather(number, to_bf16(total)).wait())
     return tf.reshape(sums, [-1])[: message.shape[0]]
 
 
-def held_shape(comm: Comm, elements: int) -> tuple[int, int]:
-    """(ranks, length of a part) of what int8 holds back of a message, or of a node's slice."""
-    node, across = comm.levels()
-    length = -(-elements // (across.size * BLOCK * (node.size if node else 1))) * BLOCK
-    return across.size, length
+def held_shape(elements: int, ranks: int) -> tuple[int, int]:
+    """(ranks, length of a part) of what int8 holds back of a message."""
+    return ranks, -(-elements // (ranks * BLOCK)) * BLOCK
 
 
 def int8_sum(comm: Comm, number: int, message: tf.Tensor, held: tf.Variable) -> tf.Tensor:
@@ -62,53 +51,25 @@ def int8_sum(comm: Comm, number: int, message: tf.Tensor, held: tf.Variable) -> 
         held: float32 `held_shape`: what has been held back so far, of the sum in this rank's row,
             of this rank's gradient in the others.
     """
-    node, across = comm.levels()
-    rank = across.rank
-    parts_NL = _parts(_of_node(node, across, number, message), across.size, BLOCK) + held
+    size, rank = message.shape[0], comm.rank
+    parts_NL = _parts(message, comm.size, BLOCK) + held
     whole, scales, rest_NL = _code()(parts_NL)
-    width = wire_bytes(held.shape[1])
-    received = across.begin_exchange(number, _wire(whole, scales)).wait()
-    received = tf.ensure_shape(received, [across.size, width])
-    total_L = _sum()(parts_NL[rank], *_read(received), tf.one_hot(rank, across.size))
+    bytes_NB = [comm.size, wire_bytes(held.shape[1])]
+    received = comm.begin_exchange(number, _wire(whole, scales)).wait()
+    received = tf.ensure_shape(received, bytes_NB)
+    total_L = _sum()(parts_NL[rank], *_read(received), tf.one_hot(rank, comm.size))
     whole, scales, rest_1L = _code()(total_L[None])
     held.assign(tf.concat([rest_NL[:rank], rest_1L, rest_NL[rank + 1 :]], 0))
-    gathered = across.begin_gather(number, _wire(whole, scales)[0]).wait()
-    sums = tf.reshape(_of_all(node, number, gathered), [comm.size, width])
-    return tf.reshape(_decode()(*_read(sums)), [-1])[: message.shape[0]]
+    gathered = comm.begin_gather(number, _wire(whole, scales)[0]).wait()
+    gathered = tf.ensure_shape(gathered, bytes_NB)
+    return tf.reshape(_decode()(*_read(gathered)), [-1])[:size]
 
 
 def whole_sum(comm: Comm, number: int, message: tf.Tensor, held: tf.Variable) -> tf.Tensor:
     """The sum of a message and of what has been held back of it, in float32."""
-    node, _ = comm.levels()
-    slices, place = (node.size, node.rank) if node else (1, 0)
-    length = held.shape.num_elements()
-    padding = [[place * length, (slices - 1 - place) * length]]
-    message += tf.pad(tf.reshape(held, [-1]), padding)[: message.shape[0]]
+    message += tf.reshape(held, [-1])[: message.shape[0]]
     held.assign(tf.zeros(held.shape))
     return comm.begin_sum(number, message).wait()
-
-
-def _of_node(node: Exchange | None, across: Exchange, number: int, message: tf.Tensor) -> tf.Tensor:
-    """This rank's slice of the sum over the node's ranks, in their order; in one level the
-    message."""
-    if node is None:
-        return message
-    slices_PS = _parts(message, node.size, across.size * BLOCK)
-    count, length = slices_PS.shape
-    sent = tf.reshape(tf.bitcast(slices_PS, tf.uint8), [count, -1])
-    received = node.begin_exchange(number, sent).wait()
-    slices_PS = tf.bitcast(tf.reshape(received, [count, length, 4]), tf.float32)
-    total = slices_PS[0]
-    for rank in range(1, count):
-        total += slices_PS[rank]
-    return total
-
-
-def _of_all(node: Exchange | None, number: int, gathered: tf.Tensor) -> tf.Tensor:
-    """What all ranks have gathered, in the order of the message, of a node's slices."""
-    if node is None:
-        return gathered
-    return node.begin_gather(number, tf.reshape(gathered, [-1])).wait()
 
 
 def seconds(numbers: str) -> float:

@@ -50,7 +50,7 @@ class Gradients:
 
     def send_in(self, compression: str) -> None:
         """Send gradients in these numbers from now on, as in `arrange`; drop what is held back."""
-        self.compression = compression
+        self._compression = compression
         self._held: dict[int, tf.Variable] = {}
         """What int8 has held back of each message: training/optim/messages_torch.py."""
 
@@ -118,13 +118,13 @@ class Gradients:
     def _sum(self, comm: Comm, number: int, message: tf.Tensor, whole: bool) -> tf.Tensor:
         """The sum of a message over all ranks, sent as `arrange` says."""
         size = message.shape.num_elements()
-        if self.compression == "none" or size < COMPRESSED_FROM:
+        if self._compression == "none" or size < COMPRESSED_FROM:
             return comm.begin_sum(number, message).wait()
-        if self.compression == "bf16":
+        if self._compression == "bf16":
             return coding.bf16_sum(comm, number, message)
         if number not in self._held:
             with tf.init_scope():
-                held = tf.zeros(coding.held_shape(comm, size))
+                held = tf.zeros(coding.held_shape(size, comm.size))
                 self._held[number] = tf.Variable(held, trainable=False)
         by = coding.whole_sum if whole else coding.int8_sum
         return by(comm, number, message, self._held[number])
@@ -149,7 +149,7 @@ class Gradients:
         self, comm: Comm, ids: tf.Tensor, rows: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """All ranks' ids and rows, in the order of the ranks."""
-        plain = self.compression == "none"
+        plain = self._compression == "none"
         sent = rows if plain else coding.to_bf16(rows)
         ids, sent = comm.reduce_rows(tf.cast(ids, tf.int64), sent)
         return tf.cast(ids, tf.int32), sent if plain else coding.from_bf16(sent)

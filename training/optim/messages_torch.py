@@ -8,8 +8,8 @@ the same on every rank, for any carrier. A rank sends 2 (N - 1) / N of the gradi
 On a CPU the second leg of a message begins when its first one has ended, also during the backward
 pass. When that is differs between the ranks, so the carrier keeps the legs apart.
 
-Where all nodes have equally many ranks, more than one, a node's ranks first sum their gradients in
-float32, each a slice of the message. The two legs then join the ranks with the same
+Where nodes have several ranks and the carrier has two levels, a node's ranks first sum their
+gradients in float32, each a slice of the message. The two legs then join the ranks with the same
 place on each node, so that a node's link carries what one rank's would; the node's ranks exchange
 their slices of the sum in the end.
 

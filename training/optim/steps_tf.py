@@ -54,8 +54,6 @@ class Steps:
         Where the world overlaps both, the last micro-batch's graph also has the reduction: a
         message begins when its gradients are computed.
         """
-        if self._gradients.compression != "none":
-            comm.levels()  # ranks find their nodes before a graph sends among them
         self._comm = comm
         self._overlaps = comm.overlaps(on_gpu=bool(tf.config.get_visible_devices("GPU")))
         self._norm: tf.Tensor | None = None

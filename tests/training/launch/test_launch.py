@@ -30,7 +30,7 @@ def test_another_launcher_is_a_row_and_a_comm(monkeypatch):
     """What starts a process decides what carries its collectives."""
 
     class OtherComm(comm.SoloComm):
-        def __init__(self, waits, connections, limit, *, groups):
+        def __init__(self, waits, connections, limit):
             super().__init__(waits)
             self.rank, self.size = 1, 4
 

@@ -31,44 +31,17 @@ class Twins(Comm):
     sum = gather = reduce_rows = _broadcast = shutdown = reduce_gradients
 
 
-class Alike:
-    """Rank 0 of two ranks that have equal parts of the same message."""
-
-    rank, size = 0, 2
-
-    def begin_exchange(self, number, parts_NB):
-        return Ended(parts_NB)  # as in Twins
-
-    def begin_gather(self, number, part_B):
-        return Ended(tf.stack([part_B, part_B]))
-
-
-class TwoNodes(Twins):
-    """Rank 0 of two ranks on each of two nodes, all with the same gradients."""
-
-    size, local_size = 4, 2
-
-    def begin_sum(self, number, message):
-        """What ranks hold back differs by the quarter that it is of."""
-        quarter = message.shape[0] // 4
-        return Ended(tf.add_n([tf.roll(message, n * quarter, 0) for n in range(4)]))
-
-    def levels(self):
-        return Alike(), Alike()
-
-
 def same_halves(seed: int, size: int = 4096) -> np.ndarray:
     half = np.random.default_rng(seed).normal(size=size).astype(np.float32)
     return np.concatenate([half, half])
 
 
-def steps_of(values, *, whole_at: int, world: Comm | None = None) -> list[np.ndarray]:
+def steps_of(values, *, whole_at: int) -> list[np.ndarray]:
     """The sums of some steps, whose gradients are `values(step)`; the last one sends the whole."""
     gradients = Gradients({"w": tf.Variable(tf.zeros([8192]))}, words="words")
     gradients.arrange(None, sparse_embeddings=False, compression="int8")
-    comm = world or Twins()
     reduce = {
-        whole: tf.function(lambda w=whole: gradients.reduce(comm, whole=w))
+        whole: tf.function(lambda w=whole: gradients.reduce(Twins(), whole=w))
         for whole in (False, True)
     }
     sums = []
@@ -81,14 +54,10 @@ def steps_of(values, *, whole_at: int, world: Comm | None = None) -> list[np.nda
     return sums
 
 
-@pytest.mark.parametrize("world", [Twins(), TwoNodes()], ids=["one level", "two levels"])
-def test_what_is_rounded_off_is_held_back_until_a_step_sends_the_whole(world):
-    def values(step: int) -> np.ndarray:
-        return np.tile(same_halves(step, 2048), 2)  # equal quarters
-
-    sums = steps_of(values, whole_at=5, world=world)
-    exact = [world.size * values(step) for step in range(6)]
-    assert 0 < np.abs(sums[0] - exact[0]).max() < 8 * 5 / 127
+def test_what_is_rounded_off_is_held_back_until_a_step_sends_the_whole():
+    sums = steps_of(same_halves, whole_at=5)
+    exact = [2 * same_halves(step) for step in range(6)]
+    assert 0 < np.abs(sums[0] - exact[0]).max() < 4 * 5 / 127
     np.testing.assert_allclose(sum(sums), sum(exact), atol=2e-5)
 
 
