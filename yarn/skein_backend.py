@@ -182,7 +182,6 @@ class SkeinDriver(DriverBackend):
         end, another attempt or the application's end, may be out of reach: YARN has removed the
         container's directory, with the tokens."""
         if _parents() == self._parents:
-            self._orphaned = 0.0
             return None
         self._orphaned = self._orphaned or time.monotonic()
         if time.monotonic() - self._orphaned < _ORPHAN_SECONDS:

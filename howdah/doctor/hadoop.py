@@ -86,7 +86,6 @@ def _version(settings: conf.HadoopConf, authority: str) -> list[str]:
 
 def check_key_servers(env: Mapping[str, str]) -> Check:
     """Ask each server of the KMS, which has the keys of encryption zones, whether it answers."""
-    import requests
 
     name, settings = "KMS", _settings(env)
     servers = kms.KeyServers.of(settings) if settings else None
@@ -98,10 +97,9 @@ def check_key_servers(env: Mapping[str, str]) -> Check:
             session = web.session(kms.NO_TICKET, url)
             session.get(f"{url}/v1/", timeout=_PROBE_SECONDS)  # any answer will do, also 401
             answers.append(f"{url} answers")
-        except requests.exceptions.SSLError:
-            failures.append(f"{url}: its certificate is not trusted ({web.TRUST})")
-        except requests.RequestException as error:
-            failures.append(f"{url}: {error}")
+        except OSError as error:  # those of requests are OSErrors
+            distrust = f"its certificate is not trusted ({web.TRUST}): "
+            failures.append(f"{url}: {distrust if web.is_distrust(error) else ''}{error}")
     description = "; ".join(answers + failures)
     if not failures:
         return Check(name, "ok", description)

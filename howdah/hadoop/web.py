@@ -55,9 +55,8 @@ def session(conf: HadoopConf, url: str) -> Any:
 
 
 def is_distrust(error: Exception) -> bool:
-    """Whether an error of `requests` says that a certificate, or the file of those to trust, is
-    wrong: asking again would not help. Other errors of TLS are temporary, such as a connection that
-    ends."""
+    """True if a request failed because of a certificate, or of the file of those to trust: asking
+    again would not help. Other errors of TLS are temporary, such as a connection that ends."""
     import requests
 
     # requests has errors of its own but for a file of certificates that is missing.

@@ -20,8 +20,9 @@ import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
+from tools.minicluster.plan import HOST
+
 LIMIT = 300.0  # seconds that a daemon may be away
-HOST = "localhost"
 T = TypeVar("T")
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _ROW_ID = re.compile(rb"p\d{4}-\d{5}")
