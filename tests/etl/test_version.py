@@ -117,7 +117,7 @@ def leaves(values: dict, *path: str):
 
 
 OTHERS = {
-    "format": "csv", "text": ["body"], "id": "key", "names": ["a", "b"], "escape": "\\",
+    "format": "csv", "text": ["body"], "id": "key", "escape": "\\",
     "delimiter": ";", "quote": "'", "encoding": "latin-1", "attention_mask": "mask",
     "labels": ["a", "b"], "num_shards": 4,
     "balance": "upsample", "compression": "gzip",
@@ -128,7 +128,8 @@ OTHERS = {
     "sources.validation": "v.csv", "sources.test": "t.csv",
     "kind": "image", "task": "multi_label", "text_pair": ["title"],
 }  # fmt: skip
-WITH_ANOTHER = {"validation_from", "test_from"}  # and split.values: they need a column
+# They need a column (and so do split.values), or a file without a header.
+WITH_ANOTHER = {"validation_from", "test_from", "names"}
 HASHED = {name: value for name, value in DEFAULTS.items() if name != "etl_format"}
 
 
@@ -160,6 +161,9 @@ def test_keys_that_need_another_one_make_a_new_version_too():
         ({"time": {"column": "at"}}, {"time": {"column": "at", "validation_from": "7"}}),
     ):
         assert version({"split": {**column, **more}}) != version({"split": column}) != version()
+    headless = {"header": False}
+    named = {**headless, "names": ["a", "b"]}
+    assert version({"csv": named}) != version({"csv": headless}) != version()
 
 
 def test_a_size_of_none_hashes_as_before_sizes_could_be_rows():
