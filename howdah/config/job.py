@@ -131,12 +131,12 @@ class JobSection(Section):
         return limit("gloo_timeout_seconds", seconds)
 
     @property
-    def port_range(self) -> tuple[int, int] | None:
-        """First and last of `ports`."""
+    def port_range(self) -> range | None:
+        """The ports of `ports`."""
         if self.ports is None:
             return None
         first, last = self.ports.split("-")
-        return int(first), int(last)
+        return range(int(first), int(last) + 1)
 
     @field_validator("env")
     @classmethod
@@ -167,12 +167,11 @@ class JobSection(Section):
             raise ValueError(
                 "job.controller: mpi needs a fixed number of workers (MPI cannot replace a rank)"
             )
-        if self.port_range is not None:
-            first, last = self.port_range
-            if not 1024 <= first <= last <= 65535:
-                raise ValueError(
-                    f"job.ports must be two ports from 1024 to 65535 in order; got {self.ports}"
-                )
+        ports = self.port_range
+        if ports is not None and not (ports and ports[0] >= 1024 and ports[-1] <= 65535):
+            raise ValueError(
+                f"job.ports must be two ports from 1024 to 65535 in order; got {self.ports}"
+            )
         return self
 
 

@@ -84,8 +84,7 @@ class _Agent:
             on_gone=lambda: self._inbox.put(("driver gone", None)),
             seconds=min(_DRIVER_GONE_SECONDS, CONTACT_SECONDS),
         )
-        ports = config.job.port_range
-        self._ports = None if ports is None else range(ports[0], ports[1] + 1)
+        self._ports = config.job.port_range
         self._relay = Relay(client, self._ports, assignment=self._assignment, refused=say)
         self._driver = DriverConnection(
             client,

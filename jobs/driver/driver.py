@@ -146,8 +146,7 @@ class _Driver:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._note_signal)
         key = backend.session_key()
-        ports = config.job.port_range
-        self._ports = None if ports is None else range(ports[0], ports[1] + 1)
+        self._ports = config.job.port_range
         self._server = wire.Server(
             backend.listen_address(), self._ports, key,
             signed=self._answer, page=self._page, refused=say,

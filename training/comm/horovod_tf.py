@@ -72,4 +72,6 @@ class HorovodTfComm(HorovodComm):
                 # message; errors of other operators are not changed.
                 if not _OF_A_COLLECTIVE.search(str(error)):
                     raise
-                raise lost(self._where, getattr(error, "message", None) or str(error)) from error
+                # A graph's error says first where the node was defined, with its lines indented.
+                flush = [line for line in str(error.message).splitlines() if line == line.lstrip()]
+                raise lost(self._where, "\n".join(flush[-1:])) from error

@@ -51,7 +51,7 @@ def problem(options: JobSection, slots: Mapping[str, int]) -> ClusterError | Non
     world = _world(options, slots)
     if options.port_range is None or not world:
         return None
-    available, fullest = _size(options.port_range), _fullest(world, slots)
+    available, fullest = len(options.port_range), _fullest(world, slots)
     # At best the driver runs on a host with fewer workers, if there is one.
     uneven = any(count < fullest for count in slots.values()) or fullest * len(slots) > world
     least = most_ports(options, world, fullest, driver=not uneven)
@@ -73,7 +73,7 @@ def warning(options: JobSection, slots: Mapping[str, int]) -> str | None:
     if options.port_range is None or not world:
         return None
     together = min(world, max(slots.values()))
-    available, most = _size(options.port_range), most_ports(options, world, together, driver=True)
+    available, most = len(options.port_range), most_ports(options, world, together, driver=True)
     if available >= most:
         return None
     return (
@@ -93,8 +93,3 @@ def _fullest(world: int, slots: Mapping[str, int]) -> int:
     while sum(min(most, count) for most in slots.values()) < world:
         count += 1
     return count
-
-
-def _size(ports: tuple[int, int]) -> int:
-    first, last = ports
-    return last - first + 1

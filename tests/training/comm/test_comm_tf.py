@@ -27,18 +27,20 @@ def comm(tf):
 
 
 @pytest.mark.parametrize(
-    "message",
+    "before, cause, after",
     [
-        "Horovod has been shut down. This was caused by an exception on one of the ranks",
-        "Graph execution error:\n\nDetected at node howdah.gradient.0 defined at (most recent call"
-        " last):\nRead error [127.0.0.1]:5002: Connection reset by peer\n"
-        "\t [[{{node howdah.gradient.0}}]]",
-        "[/build/gloo/transport/tcp/pair.cc:633] Read error: Connection reset by peer",
+        ("", "Horovod has been shut down. This was caused by an exception on one of the ranks", ""),
+        ("Graph execution error:\n\nDetected at node howdah.gradient.0 defined at (most recent call"
+         " last):\n  File \"training.py\", line 3, in <module>\n",
+         "Read error [127.0.0.1]:5002: Connection reset by peer",
+         "\n\t [[{{node howdah.gradient.0}}]]"),
+        ("", "[/build/gloo/transport/tcp/pair.cc:633] Read error: Connection reset by peer", ""),
     ],
-)
-def test_a_failed_collective_raises_rank_lost(tf, comm, message):
-    with pytest.raises(RankLost), comm._typed():
-        raise tf.errors.UnknownError(None, None, message)
+)  # fmt: skip
+def test_a_failed_collective_raises_rank_lost_with_its_cause(tf, comm, before, cause, after):
+    with pytest.raises(RankLost) as error, comm._typed():
+        raise tf.errors.UnknownError(None, None, before + cause + after)
+    assert error.value.got == cause
 
 
 def test_another_operator_s_error_is_raised_unchanged(tf, comm):
