@@ -1,11 +1,14 @@
-"""`python -m bench.peers.near_duplicates ours|datasketch|mllib ROWS.parquet FOLDER`: one way to
-find near duplicates; prints seconds, and what was found, as JSON.
+"""`python -m bench.peers.near_duplicates WAY ROWS.parquet FOLDER`: one way to find near duplicates;
+prints seconds, and what was found, as JSON. For the ways see the end of this file.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
+import os
+import struct
 import sys
 import time
 
@@ -97,8 +100,56 @@ def _mllib(path: str, folder: str) -> tuple[float, dict[str, str]]:
         return time.monotonic() - began, groups
 
 
+def _datatrove(path: str, folder: str, n_grams: int) -> tuple[float, dict[str, str]]:
+    from datatrove.executor import LocalPipelineExecutor
+    from datatrove.pipeline.dedup import (
+        MinhashDedupBuckets,
+        MinhashDedupCluster,
+        MinhashDedupSignature,
+    )
+    from datatrove.pipeline.dedup.minhash import MinhashConfig
+    from datatrove.pipeline.readers import ParquetReader
+
+    config = MinhashConfig(n_grams=n_grams)
+    source, work = f"{folder}/halves", f"{folder}/datatrove-{n_grams}-{time.time_ns()}"
+    table = pq.read_table(path, columns=["id", "text"])
+    os.makedirs(source, exist_ok=True)
+    half = (len(table) + 1) // 2
+    for number in range(2):  # a task reads whole files
+        pq.write_table(table.slice(number * half, half), f"{source}/{number}.parquet")
+    stages = (
+        ([ParquetReader(source, read_metadata=False, shuffle_files=False),
+          MinhashDedupSignature(f"{work}/signatures", config)], 2),
+        ([MinhashDedupBuckets(f"{work}/signatures", f"{work}/pairs", config=config)],
+         config.num_buckets),
+        ([MinhashDedupCluster(f"{work}/pairs", f"{work}/clusters", config, save_cluster_id=True)],
+         1),
+    )  # fmt: skip
+    began = time.monotonic()
+    for number, (pipeline, tasks) in enumerate(stages):
+        LocalPipelineExecutor(
+            pipeline, tasks=tasks, workers=2, logging_dir=f"{work}/logs{number}"
+        ).run()
+    ids = table.column("id").to_pylist()
+    groups = {row_id: row_id for row_id in ids}
+    for number in range(2):
+        with open(f"{work}/clusters/{number:06d}.clusters", "rb") as file:
+            for row, cluster in struct.iter_unpack("<2I", file.read()):
+                groups[ids[number * half + row]] = f"cluster {cluster}"
+    return time.monotonic() - began, groups
+
+
+WAYS = {
+    "ours": _ours,
+    "datasketch": _datasketch,
+    "mllib": _mllib,
+    "datatrove": functools.partial(_datatrove, n_grams=5),
+    "datatrove-2": functools.partial(_datatrove, n_grams=2),
+}
+
+
 def main(way: str, path: str, folder: str) -> None:
-    seconds, groups = {"ours": _ours, "datasketch": _datasketch, "mllib": _mllib}[way](path, folder)
+    seconds, groups = WAYS[way](path, folder)
     table = pq.read_table(path).to_pylist()
     planted = [
         row for row in table

@@ -14,9 +14,10 @@ Killed: a run of BENCH_KILLED rows (320000; 0: none) that is killed after 80 % o
 one's time, and the run that goes on.
 
 BENCH_ROWS ("20000 80000 320000 1000000"), BENCH_DEDUP_ROWS (20000), BENCH_ROUNDS (3), BENCH_WAYS
-("ours datasketch mllib"), BENCH_APART (1: the executor in a process of its own, so that the JVM
-measured is the driver's alone), BENCH_PARTS (parts to run now; all). datasketch comes from the
-package index into build/bench-peers.
+("ours datasketch mllib"; also datatrove, whose pipeline has 5-grams as it comes, and datatrove-2,
+with 2-grams), BENCH_APART (1: the executor in a process of its own, so that the JVM measured is the
+driver's alone), BENCH_PARTS (parts to run now; all). datasketch and datatrove come from the package
+index into build/bench-peers.
 """
 
 from __future__ import annotations

@@ -6,19 +6,24 @@ import json
 import os
 import subprocess
 import sys
+import venv
 from functools import partial
 from pathlib import Path
 
 from bench import harness
 from bench.benches.etl import rows
 
-_PEERS = Path(__file__).parents[3] / "build" / "bench-peers" / "datasketch"
+_ROOT = Path(__file__).parents[3]
+_PEERS = _ROOT / "build" / "bench-peers"
 _DATASKETCH = "datasketch==1.6.5"
+_DATATROVE = ("datatrove[io,processing]==0.10.1", "spacy")
 WAYS = {
     "datasketch": "datasketch MinHashLSH, 128 permutations, 0.7, one process",
     "mllib": "Spark MLlib MinHashLSH, 3 tables, 0.7",
+    "datatrove": "datatrove, 5-grams, 14 x 8 hashes, two processes",
+    "datatrove-2": "datatrove, 2-grams, 14 x 8 hashes, two processes",
 }
-_WANTED = os.environ.get("BENCH_WAYS", " ".join(("ours", *WAYS))).split()
+_WANTED = os.environ.get("BENCH_WAYS", "ours datasketch mllib").split()
 
 
 def compared(
@@ -26,9 +31,6 @@ def compared(
 ) -> list[harness.Row]:
     """Seconds and the share found of each way, over `count` rows."""
     path = f"{folder}/near-{count}.parquet"
-    if not _PEERS.exists():
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
-        subprocess.run([*command, str(_PEERS), _DATASKETCH], check=True)
 
     def run(way: str) -> dict:
         if not os.path.exists(path):
@@ -63,9 +65,32 @@ def compared(
 
 
 def _run(way: str, path: str, folder: str) -> dict:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(_PEERS)])}
+    python, places = sys.executable, [str(_ROOT)]
+    if way.startswith("datatrove"):
+        python = _python_of_datatrove()
+    elif way == "datasketch":
+        places = [*sys.path, _folder_of_datasketch()]
     done = subprocess.run(
-        [sys.executable, "-m", "bench.peers.near_duplicates", way, path, folder],
-        env=env, stdout=subprocess.PIPE, text=True, check=True,
+        [python, "-m", "bench.peers.near_duplicates", way, path, folder],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
+        stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def _folder_of_datasketch() -> str:
+    folder = str(_PEERS / "datasketch")
+    if not os.path.exists(folder):
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
+        subprocess.run([*command, folder, _DATASKETCH], check=True)
+    return folder
+
+
+def _python_of_datatrove() -> str:
+    """The Python of an environment of its own, since it asks for another huggingface-hub."""
+    folder = _PEERS / "datatrove"
+    python = str(folder / "bin" / "python")
+    if not folder.exists():
+        venv.create(folder, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *_DATATROVE], check=True)
+    return python
