@@ -31,7 +31,7 @@ from howdah.cli import (
     tune,
     work,
 )  # fmt: skip
-from howdah.cli.common import policies, say, under
+from howdah.cli.common import answered, begin, policies, say, under
 from howdah.core.terminal import shown
 from howdah.errors import (
     HowdahError,
@@ -119,6 +119,7 @@ def _terminate(signum: int, frame: object) -> None:
 
 def run(call: Callable[[], Any], *, as_json: bool = False) -> int:
     """Run a command; a HowdahError becomes one message and its exit code."""
+    begin()
     try:
         result = call()
         sys.stdout.flush()  # what cannot be printed is an error of the command
@@ -139,7 +140,7 @@ def run(call: Callable[[], Any], *, as_json: bool = False) -> int:
             "the working directory was removed", remedy="change to a directory that exists"
         )
     try:
-        if as_json:
+        if as_json and not answered():
             print(shown(_json.dumps(error.as_dict(), ensure_ascii=False)))
         sys.stdout.flush()
     except StorageError as unprinted:  # of two errors the command's own has the exit code

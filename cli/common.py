@@ -68,6 +68,8 @@ IdColumn = Annotated[
 
 
 _USUAL = "run.yaml"
+_ANSWERED: list[bool] = []
+"""For each answer of this command, whether it was JSON."""
 _LOADED: list[Config] = []
 """The configuration that this command has loaded last."""
 _POLICIES: list[str] = []
@@ -86,8 +88,19 @@ def say(line: str) -> None:
 
 def answer(value: dict[str, Any], as_json: bool, lines: Sequence[str]) -> None:
     """Print the command's result: one JSON object, or lines of text."""
+    _ANSWERED.append(as_json)
     for line in [_json.dumps(value, ensure_ascii=False)] if as_json else lines:
         _print(line, sys.stdout)
+
+
+def answered() -> bool:
+    """Whether this command has printed its result: an error after it is not a second one."""
+    return bool(_ANSWERED)
+
+
+def begin() -> None:
+    """Begin a command, in a process that may have run others."""
+    _ANSWERED.clear()
 
 
 def _print(line: str, stream: TextIO) -> None:

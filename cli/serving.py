@@ -64,9 +64,9 @@ def serve(
     if on not in (None, "yarn", "ray"):
         raise UsageError("unknown server", where="--on", expected="yarn, ray, or no --on", got=on)
     if on != "ray":
-        _refuse(of_ray, "are for --on ray")
+        _refuse(of_ray, "without --on ray")
     if on == "yarn":
-        _refuse(address, "are not for --on yarn: the container's node gives the port")
+        _refuse(address, "with --on yarn, where the container's node gives the port")
     checked = load(config, [*(set or []), *_overrides(address)])
     if on == "yarn":
         _serve_on_yarn(model, checked, json)
@@ -80,7 +80,7 @@ def _refuse(options: dict[str, Any], what: str) -> None:
     """Raise UsageError where an option of the other server is given."""
     names = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
     if names:
-        raise UsageError(f"{', '.join(names)} {what}", where=names[0])
+        raise UsageError(f"no {', '.join(names)} {what}", where=names[0])
 
 
 def _overrides(options: dict[str, Any]) -> list[str]:

@@ -284,8 +284,12 @@ def train(
 
         train_by_job(checked, np=np)
     else:
+        from howdah.jobs import checks
+        from howdah.models.runs import settings
         from howdah.training.launch.launch import train as train_in_process
 
+        if settings.already_finished(checked) is None:
+            checks.free_space(checked)
         train_in_process(checked)
     from howdah.cli.training import judgement
 
@@ -351,7 +355,8 @@ def export(
     config: ConfigPath = None,
     set: Overrides = None,
     checkpoint: Annotated[
-        str | None, typer.Option(help="Checkpoint; default: the best one, else the last.")
+        str | None,
+        typer.Option(help="Checkpoint (step-60, or a path); default: the best one, else the last."),
     ] = None,
     output: Annotated[str | None, typer.Option(help="Directory; default: <run>/export.")] = None,
     json: AsJson = False,

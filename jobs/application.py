@@ -22,6 +22,7 @@ from howdah.errors import (
     NotFound,
     PermissionDenied,
     TrainingError,
+    UsageError,
 )
 from howdah.job_log import Position, new_lines
 from howdah.jobs.record import OVER
@@ -151,15 +152,25 @@ class Application(ABC):
 
         Raises:
             ClusterError: the job is over, or its run directory is not known.
+            UsageError: the number is outside the job's limits.
         """
         state, over = self.look()
         if over:
             raise ClusterError("the job is over", where=self.id, got=state)
-        if self.driver_status().get("state") == status_file.ETL:
+        driver = self.driver_status()
+        if driver.get("state") == status_file.ETL:
             raise ClusterError(
                 "the job is still making its dataset and has no workers yet",
                 where=self.id,
                 remedy="scale it once howdah status shows that it trains",
+            )
+        fewest, most = driver.get("fewest_workers", 1), driver.get("most_workers", workers)
+        if not fewest <= workers <= most:
+            raise UsageError(
+                f"the job cannot have {workers} workers",
+                where=self.id,
+                expected=f"{fewest} to {most} workers (job.min_workers, job.max_workers)",
+                remedy="submit it again with other limits; it goes on from its newest checkpoint",
             )
         self.request({"type": "scale", "workers": workers})
 

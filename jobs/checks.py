@@ -200,10 +200,11 @@ def begins(config: Config) -> None:
     begun, checkpoint = config.model.init_from, config.checkpoint.resume
     if begun is not None:
         open_version(begun, config.publish.directory, key="model.init_from")
-    if checkpoint not in ("auto", "never") and not storage.is_dir(checkpoint):
+    path = config.checkpoint_path(checkpoint)
+    if checkpoint not in ("auto", "never") and not storage.is_dir(path):
         raise CheckpointError(
             "this checkpoint does not exist",
-            where=f"checkpoint.resume {checkpoint}",
+            where=f"checkpoint.resume {path}",
             expected="a step-N directory, or `auto` for the run's newest complete checkpoint",
         )
 

@@ -162,9 +162,7 @@ class Published:
                 f"the model has no version {number}",
                 where=self.root,
                 expected=f"one of {existing}" if existing else None,
-                remedy="leave the number out for the version that is current"
-                if existing
-                else "publish a run with `howdah publish`",
+                remedy=None if existing else "publish a run with `howdah publish`",
             ) from None
 
     def entries(self) -> list[int]:

@@ -34,7 +34,7 @@ def export_run(
     """Export a checkpoint of the configuration's run. Returns the path of the export.
 
     Args:
-        checkpoint: a step-N directory; None: the best, else the last.
+        checkpoint: `step-60`, or the path of a step-N directory; None: the best, else the last.
         output: directory of the export; None: export/ in the run directory.
     Raises:
         UsageError: a format cannot be written here.
@@ -58,7 +58,7 @@ def export_run(
                 remedy="train first, or correct run.directory or checkpoint.directory",
             )
     else:
-        trained = load_checkpoint(checkpoint)
+        trained = load_checkpoint(config.checkpoint_path(checkpoint))
     config = with_pinned_base(config, as_begun=True)
     dataset = _dataset_of(config, trained.path)
     base = _base_of(config, trained.path, dataset)

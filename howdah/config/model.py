@@ -8,6 +8,7 @@ KEY` and the Airflow trigger form show it.
 from __future__ import annotations
 
 import os
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -39,6 +40,8 @@ from howdah.config.types import (
     Usual,
 )
 from howdah.config.yarn import YarnSection
+
+_STEP = re.compile(r"step-\d+")
 
 
 # ------------------------------------------------------------------------------------- run
@@ -242,7 +245,7 @@ class CheckpointSection(Section):
     newest one may be incomplete when a save is interrupted."""
     resume: Usual[Checkpoint] = "auto"
     """Checkpoint to resume from. auto: the newest complete one, if there is any. never: none.
-    Otherwise the path of a checkpoint."""
+    Otherwise one of this run's by its name, such as step-60, or the path of another."""
     # Twice as long as one save retries in a container: one failed save does not end a run.
     max_failure_minutes: Rare[float | None] = Field(default=60.0, gt=0, allow_inf_nan=False)
     """Minutes for which saves may fail because storage is full or does not answer, counted from the
@@ -456,6 +459,10 @@ class Config(Section):
     def checkpoint_directory(self) -> str:
         """`checkpoint.directory`, or checkpoints/ in the run directory."""
         return self.checkpoint.directory or self.run.directory.rstrip("/") + "/checkpoints"
+
+    def checkpoint_path(self, name: str) -> str:
+        """The path of a checkpoint: `step-60` is one of this run's, everything else a path."""
+        return f"{self.checkpoint_directory}/{name}" if _STEP.fullmatch(name) else name
 
     @property
     def model_directory(self) -> str:

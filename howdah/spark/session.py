@@ -65,6 +65,7 @@ def require_java(home: str) -> str:
             expected=works,
             remedy=remedy,
         )
+    os.getcwd()  # raises where the working directory was removed: no JVM starts there
     try:
         answer = subprocess.run(
             [java, "-version"], capture_output=True, text=True, errors="replace", check=False

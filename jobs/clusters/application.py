@@ -39,13 +39,13 @@ class ProcessApplication(Application):
 
     def _state(self, driver: Mapping[str, Any], alive: bool) -> tuple[str, str | None]:
         final = OVER.get(str(driver.get("state")))
-        if final is not None:
-            return ("FINISHED" if final == "SUCCEEDED" else final), final
-        if alive:
+        if final is None and alive:
             return ("RUNNING" if driver else "STARTING"), None
-        if self._verdict().get("status") == "FAILED":  # it failed before its first status
-            return "FAILED", "FAILED"
-        return "LOST", None
+        # Without a status it failed before the first one, or a later job has the run directory.
+        final = final or self._verdict().get("status")
+        if final is None:
+            return "LOST", None
+        return ("FINISHED" if final == "SUCCEEDED" else final), final
 
     def _verdict(self) -> dict[str, Any]:
         if not (self.record.here and self.record.is_ours):
@@ -55,9 +55,17 @@ class ProcessApplication(Application):
         except NotFound:
             return {}
 
+    def _ended(self) -> float:
+        """When the driver wrote its last word, as far as this machine knows; else now."""
+        try:
+            return os.stat(os.path.join(self.record.directory, VERDICT)).st_mtime
+        except FileNotFoundError:
+            return time.time()
+
     def facts(self, driver: Mapping[str, Any]) -> dict[str, Any]:
         state, final = self._state(driver, self.record.driver_lives)
-        over = (driver.get("updated") or time.time()) if final or state == "LOST" else time.time()
+        over = state not in ("STARTING", "RUNNING")
+        until = (driver.get("updated") or self._ended()) if over else time.time()
         return {
             "state": state,
             "final_status": final,
@@ -66,7 +74,7 @@ class ProcessApplication(Application):
             "host": self.record.host,
             "tracking_url": driver.get("page") if state == "RUNNING" else None,
             "diagnostics": self._verdict().get("diagnostics") or "",
-            "elapsed_seconds": max(0.0, over - self.record.submitted),
+            "elapsed_seconds": max(0.0, until - self.record.submitted),
             "log": os.path.join(self.record.directory, LOG),
         }
 

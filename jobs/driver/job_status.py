@@ -125,6 +125,8 @@ class JobStatus:
             "state": _state(job),
             "generation": job.worlds.generation,
             "world_size": len(job.worlds.slots) if job.mode == "running" else 0,
+            "fewest_workers": job.limits.fewest,
+            "most_workers": job.limits.most,
             "wanted": job.workers.target,
             "step": step.get("step"),
             "total_steps": step.get("total_steps"),

@@ -47,6 +47,7 @@ _SHAPE = Fields(
     {
         "state": TEXT,
         **dict.fromkeys(("attempt", "step", "total_steps", "exit_code", "saving"), COUNT),
+        **dict.fromkeys(("fewest_workers", "most_workers"), COUNT),
         **dict.fromkeys(("epoch", "loss", "examples_per_second", "eta_seconds"), _FIGURE),
         "last_checkpoint": Fields({"step": COUNT, "path": TEXT}),
         "ranks": Items(Fields({"data": Fields(_BYTES)})),

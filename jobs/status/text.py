@@ -51,7 +51,9 @@ def status_lines(status: Mapping[str, Any]) -> list[str]:
     if status.get("hours"):
         lines.append(f"used: {shown(status['hours'])}")
     server = status.get("server")
-    return lines + (job_lines(status["job"] or {}) if server is None else _server_lines(server))
+    if server is not None:
+        return lines + _server_lines(server)
+    return lines + job_lines(status["job"] or {}, over=status["state"] in OVER)
 
 
 def _server_lines(server: Mapping[str, Any]) -> list[str]:
@@ -120,10 +122,10 @@ def log_lines(logs: Mapping[str, Mapping[str, str]]) -> list[str]:
     return lines or ["no logs"]
 
 
-def job_lines(job: dict[str, Any]) -> list[str]:
-    """The driver's status as text; {} before its first one."""
+def job_lines(job: dict[str, Any], *, over: bool) -> list[str]:
+    """The driver's status as text; {}: none yet, or a later job has replaced it."""
     if not job:
-        return ["the driver has reported nothing yet"]
+        return [] if over else ["the driver has reported nothing yet"]
     step, total = job.get("step"), job.get("total_steps")
     line = f"{job['state']}: {job.get('world_size')} of {job.get('wanted')} workers"
     if step is not None:

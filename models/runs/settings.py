@@ -9,6 +9,7 @@ by step.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 from howdah import redact, storage
 from howdah.config import loader
 from howdah.config.loader import Config
-from howdah.data.manifest import load_dataset
+from howdah.data.manifest import load_dataset, unlike
 from howdah.errors import HowdahError, UsageError
 from howdah.models.runs import record
 from howdah.run_files import RUN_JSON
@@ -179,6 +180,9 @@ def _afterwards(before: Config, config: Config) -> list[str]:
         then, now = (getattr(getattr(one, section), leaf) for one in (before, config))
         if then != now:
             notes.append(f"no effect: {_difference(key, then, now)} ({remedy})")
+    with contextlib.suppress(HowdahError):  # it may have been deleted
+        different = unlike(config.data, load_dataset(config.data.dataset).manifest)
+        notes += [f"no effect: its dataset was made with {one}" for one in different]
     return notes
 
 

@@ -29,6 +29,7 @@ from howdah.serving.prediction.rows import (
     format_of,
     open_output,
     refuse_output,
+    refuse_source,
     spark_format_of,
 )
 
@@ -149,6 +150,7 @@ def predict(
             most_undecodable=most, progress=progress,
         )  # fmt: skip
         classified, most_rows = classify, _CHUNK_ROWS
+    refuse_source(output, files.paths)
     first = next(reader, None)
     if first is None:
         raise DataError("the source has no rows", where=source, remedy="check the source")

@@ -6,7 +6,8 @@ import contextlib
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
@@ -211,6 +212,29 @@ def refuse_output(path: str, *, overwrite: bool) -> str:
     if not overwrite:
         refuse_existing(path)
     return format_of(path)
+
+
+def refuse_source(output: str, files: Iterable[str]) -> None:
+    """Raise UsageError if the output would replace a file of the source."""
+    target = _real(output)
+    for path in files:
+        source = _real(path)
+        if source == target or source.startswith(f"{target}/"):
+            raise UsageError(
+                "the output would replace its own source",
+                where=storage.absolute(output),
+                got=f"source {storage.absolute(path)}",
+                remedy="give the output another name",
+            )
+
+
+def _real(path: str) -> str:
+    """The one name of a file: without links and `..`, of a local file."""
+    return (
+        os.path.realpath(storage.local_path(path))
+        if storage.is_local(path)
+        else storage.absolute(path)
+    )
 
 
 def refuse_existing(output: str) -> None:

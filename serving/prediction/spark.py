@@ -34,6 +34,7 @@ from howdah.serving.prediction.rows import (
     format_of,
     refuse_existing,
     refuse_output,
+    refuse_source,
     spark_format_of,
     staged_output,
 )
@@ -158,6 +159,8 @@ def _classify(
     source_files = None
     if _is_file(request.source) and kind not in LAKES:
         source_files = files.find(request.source, kind)
+        if request.form != "table":
+            refuse_source(request.output, [request.source, *source_files.paths])
         files.check(
             source_files, columns, request.csv_options, id_required=request.id_column is not None,
             progress=progress,

@@ -67,7 +67,7 @@ def publish(
     """
     run = finished_run(config.run.directory)
     model = Published(config.model_directory)
-    version = _version_of(model, run)
+    version = _version_of(model, run, progress)
     if version is not None and version in _order(model.newest()[1]):
         _write_pointer(model)
         progress(f"run {run.run_id} is version {version} already")
@@ -217,16 +217,22 @@ def _began_from(base: dict | None) -> Iterator[tuple[str, dict]]:
 
 
 # ---------------------------------------------------------------------------------- a version
-def _version_of(model: Published, run: Run) -> int | None:
-    """Find the version with the run's weights and decision, if there is one."""
+def _version_of(model: Published, run: Run, progress: Progress = lambda line: None) -> int | None:
+    """Find the version with the run's weights and decision, if there is one that is whole."""
     for number in model.numbers():
         try:
             manifest = model.version(number)
         except ModelError:  # its publisher has not finished
             continue
         identity = (manifest["run_id"], manifest["weights_sha256"], manifest.get("decision"))
-        if identity == (run.run_id, run.weights, run.decision):
-            return number
+        if identity != (run.run_id, run.weights, run.decision):
+            continue
+        try:
+            integrity.require_whole(model.path_of(number), manifest["files"])
+        except ModelError as error:
+            progress(f"version {number} is damaged ({error.where}): the run gets another one")
+            continue
+        return number
     return None
 
 

@@ -206,13 +206,17 @@ def test_an_interrupt_is_one_message_and_one_object():
     assert json.loads(done.stdout)["error"] == "Interrupted"
 
 
-def test_a_removed_working_directory_is_one_message(tmp_path):
+def test_a_removed_working_directory_is_one_message(tmp_path, tiny_model_dir):
     gone = str(tmp_path / "gone")
     code = (
         f"import os, sys; os.mkdir({gone!r}); os.chdir({gone!r}); os.rmdir({gone!r});"
         "sys.argv = ['howdah', *sys.argv[1:]]; from howdah.cli import main; main()"
     )
-    for arguments in (["train"], ["doctor"], ["etl", "--set", "data.source=x.csv"]):
+    (tmp_path / "rows.csv").write_text("text,label\n" + "a cat,a\na dog,b\n" * 9)
+    absolute = ["--set", f"data.source={tmp_path}/rows.csv", "--set", f"data.dataset={tmp_path}/d",
+                "--set", f"model.base={tiny_model_dir}"]  # fmt: skip
+    relative = ["--set", "data.source=x.csv"]
+    for arguments in (["train"], ["doctor"], ["etl", *relative], ["etl", *absolute]):
         done = subprocess.run(
             [sys.executable, "-c", code, *arguments], capture_output=True, text=True
         )

@@ -61,6 +61,22 @@ def whole(version: str) -> dict:
     return manifest
 
 
+def test_a_run_whose_version_is_damaged_gets_another_one(tmp_path, tiny_model_dir):
+    run = finished_run(str(tmp_path / "run"), tiny_model_dir, run_id="a")
+    config = config_of(run, str(tmp_path / "models"))
+    root, lines = f"{tmp_path}/models/zoo", []
+    assert publish(config, never)["version"] == 1
+    [name] = [n for n in whole(f"{root}/v=1")["files"] if n.endswith(".safetensors")]
+    os.truncate(f"{root}/v=1/{name}", 100)
+    with pytest.raises(ModelError, match="damaged"):
+        republish(config, 1)
+    made = publish(config, never, progress=lines.append)
+    assert (made["version"], made["changed"], made["current"]) == (2, True, 2)
+    assert "version 1 is damaged" in lines[0]
+    assert whole(resolve(root))["run_id"] == whole(f"{root}/v=2")["run_id"]
+    assert publish(config, never)["changed"] is False
+
+
 def test_versions_pointer_and_rolling_back(base, tiny_model_dir):
     models, root = f"{base}/models", f"{base}/models/zoo"
     assert find_version(root) is None

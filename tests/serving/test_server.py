@@ -471,7 +471,7 @@ def test_a_server_that_cannot_be_is_refused_before_a_model_is_opened(zoo, capsys
             (["--set", f"serve.token_file={empty}"], 2, "no usable token"),
             (["--set", "serve.max_texts=1000"], 2, "one key of the configuration"),
             (["--set", "serve.max_texts=-1"], 2, "one key of the configuration"),
-            (["--replicas", "2"], 2, "are for --on ray"),
+            (["--replicas", "2"], 2, "without --on ray"),
             (["--on", "ray", "--set", "serve.memory=2 GiB"], 2, "serve.memory"),
             (["--on", "ray", "--set", f"serve.token_file={loose}"], 2, "other users may read"),
             (["--on", "ray", "--set", "serve.host=0.0.0.0"], 2, "other machines could reach"),

@@ -394,26 +394,30 @@ class Checkpoints:
         Raises:
             CheckpointError: it has another model, dataset, plan or format; or all are corrupt.
         """
-        corrupt: list[Saved] = []
+        corrupt: list[tuple[Saved, Corrupt]] = []
+        found: Checkpoint | None = None
         checkpoints = saved_in(self.directory)
         for saved in checkpoints:
             try:
-                return load(saved.path, expect, when_used=when_used)
+                found = load(saved.path, expect, when_used=when_used)
+                break
             except Corrupt as error:
-                has_manifest = storage.exists(storage.join(saved.path, MANIFEST))
-                self._put_in_quarantine(saved, error)
-                corrupt += [saved] if has_manifest else []
+                corrupt.append((saved, error))
             except OtherPlan as error:
                 raise error.naming_epoch_end(checkpoints) from None
-        if corrupt:
+        whole = [s for s, _ in corrupt if storage.exists(storage.join(s.path, MANIFEST))]
+        if whole and found is None:
+            # They keep their names, so that the run is refused again, and not begun anew.
             raise CheckpointError(
                 "every checkpoint of this run is corrupt",
                 where=self.directory,
-                got=", ".join(f"step-{saved.step}" for saved in corrupt),
+                got=", ".join(f"step-{saved.step}" for saved in whole),
                 remedy="restore the files from a copy, or start from the beginning with"
                 " `--set checkpoint.resume=never`",
             )
-        return None
+        for saved, error in corrupt:
+            self._put_in_quarantine(saved, error)
+        return found
 
     def _put_in_quarantine(self, saved: Saved, error: Corrupt) -> None:
         where = saved.path

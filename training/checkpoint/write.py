@@ -93,7 +93,8 @@ def no_room(
     """The error of a full disk or quota."""
     free = storage.free_bytes(directory)
     reasons = [error.got] if isinstance(error, StorageError) and error.got else []
-    reasons += [] if free is None else [f"{_mib(free)} free"]
+    if free is not None and f"{_mib(free)} free" not in reasons:
+        reasons.append(f"{_mib(free)} free")
     return (type(error) if isinstance(error, StorageFull) else StorageFull)(
         f"not enough space for checkpoint step-{step}; earlier checkpoints are intact",
         where=directory,

@@ -12,13 +12,14 @@ import numpy as np
 
 from howdah import storage
 from howdah.config.loader import Config
-from howdah.config.splits import TEST
+from howdah.config.splits import SPLITS, TEST
 from howdah.config.tasks import Task
 from howdah.core import activity
+from howdah.core.terminal import shown
 from howdah.data.manifest import Dataset, load_dataset
 from howdah.data.splits.planner import Planner, PlanSpec, Rows, pad_multiple
 from howdah.data.splits.shards import ShardSet, first_rows, node_cache
-from howdah.errors import DataError, HowdahError, ModelError, NotFound, StorageFull
+from howdah.errors import DataError, HowdahError, ModelError, NotFound, StorageFull, UsageError
 from howdah.models.metrics.metrics import scores_of
 from howdah.models.metrics.tally import Tally
 from howdah.training.comm.base import Comm, SoloComm
@@ -401,6 +402,10 @@ def split_source(
 
 
 def _check_split(dataset: Dataset, split: str) -> None:
+    if split not in SPLITS:
+        raise UsageError(
+            "unknown split", where="--split", expected=", ".join(SPLITS), got=shown(split)
+        )
     if not dataset.manifest.rows(split):
         have = [name for name in dataset.manifest.splits if dataset.manifest.rows(name)]
         raise DataError(

@@ -16,7 +16,7 @@ from howdah.config.splits import TRAIN, VALIDATION
 from howdah.config.tasks import Task
 from howdah.core.processes import limit
 from howdah.data.inputs import encoder_of_model
-from howdah.data.manifest import Dataset, described, load_dataset
+from howdah.data.manifest import Dataset, described, load_dataset, unlike
 from howdah.data.splits.class_weights import class_weights, positive_weights
 from howdah.data.splits.planner import (
     PLANNER_VERSION,
@@ -259,6 +259,11 @@ def _opened(
         facts = {"path": version_path, "learnt": _learnt(config, load_dataset(version_path), run)}
     facts = comm.broadcast_json(facts)
     version, learnt = load_dataset(facts["path"]), facts["learnt"]
+    if different := unlike(config.data, version.manifest):
+        run.say(
+            f"warning: the dataset {version.path} was made with {', '.join(different)};"
+            " howdah etl makes the version of this configuration"
+        )
     run.update(source=described(version.manifest))
     dataset = replayed(version, config.training, learnt)
     opened, cache = _open_splits(config, dataset, comm, run, pad_multiple(device.gpu, precision))

@@ -160,7 +160,8 @@ class RunDirectory:
             self._set_aside(-1)
         # A run that began from a path and was lost before its first checkpoint begins there again.
         if checkpoint is None and rule not in ("auto", "never"):
-            checkpoint = load(rule, expect, when_used=when_used)
+            path = self._config.checkpoint_path(rule)
+            checkpoint = load(path, expect, when_used=when_used)
             is_here = self.checkpoints.is_here(checkpoint)
             self._set_aside(checkpoint.step if is_here else -1)
             if not (is_here or begun) and self._metrics.last[0] >= 0:

@@ -19,6 +19,7 @@ from howdah.jobs import record
 from howdah.jobs.clusters import application as control
 from howdah.jobs.clusters.application import listed
 from howdah.jobs.record import Record
+from howdah.jobs.status.text import status_lines
 from howdah.jobs.submit import Claims
 
 
@@ -53,6 +54,31 @@ def named(tmp_path, victim, monkeypatch, **values):
     monkeypatch.setattr(control, "_STOP_SECONDS", 0.1)
     letter(tmp_path, pid=victim.pid, start=process_start(victim.pid), **values)
     return commands.find(str(tmp_path / "run"), None)
+
+
+def test_a_job_whose_run_directory_a_later_one_has_keeps_its_own_end(tmp_path, victim):
+    directory = tmp_path / "cache" / "jobs" / "local-1"
+    directory.mkdir(parents=True)
+    letter(tmp_path, directory=str(directory), pid=victim.pid, start=process_start(victim.pid))
+    job = commands.find(str(tmp_path / "run"), None)
+    job.record.write(private=True)
+    victim.kill()
+    victim.wait()
+    (tmp_path / "run" / "job" / "status.json").write_text(
+        json.dumps({"application": "local-2", "state": "running", "updated": time.time()})
+    )
+    status = job.status()
+    assert status["state"] == "LOST"
+    assert "submit it again" in "\n".join(status_lines(status))
+    verdict = directory / "finish.json"
+    verdict.write_text(json.dumps({"status": "KILLED", "diagnostics": "stopped on request"}))
+    os.utime(verdict, (0, job.record.submitted + 90))
+    status = job.status()
+    assert (status["state"], round(status["elapsed_seconds"])) == ("KILLED", 90)
+    lines = "\n".join(status_lines(status))
+    assert "stopped on request" in lines
+    assert "submit it again" not in lines
+    assert "nothing yet" not in lines
 
 
 @pytest.mark.parametrize("application", ["local-1", "../../../run", "local-1/../local-1"])

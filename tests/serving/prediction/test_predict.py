@@ -269,6 +269,19 @@ def test_refusals_leave_no_output_and_come_before_a_model_is_loaded(served, tmp_
             predictor.predict("m", write(tmp_path / "ok.csv", "text\nx\n"), str(tmp_path / name))
 
 
+@pytest.mark.parametrize("source, output", [("a.csv", "./a.csv"), ("a.csv", "link.csv"),
+                                            (".", "a.csv"), ("*.csv", "b.csv")])  # fmt: skip
+def test_an_output_never_replaces_its_own_source(served, tmp_path, monkeypatch, source, output):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.csv", "b.csv"):
+        write(tmp_path / name, "text,key\nthe cat,1\n")
+    os.symlink("a.csv", "link.csv")
+    with pytest.raises(UsageError, match="would replace its own source"):
+        predictor.predict("model", source, output, overwrite=True)
+    for name in ("a.csv", "b.csv"):
+        assert storage.read_text(name) == "text,key\nthe cat,1\n"
+
+
 def test_an_existing_output_is_kept(served, tmp_path):
     source = write(tmp_path / "in.csv", "text\nthe\n")
     output = write(tmp_path / "out.csv", "mine")

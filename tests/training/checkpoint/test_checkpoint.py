@@ -279,9 +279,15 @@ def test_a_reader_renames_nothing(tmp_path):
 def test_all_corrupt_is_an_error_and_not_a_fresh_start(tmp_path):
     checkpoints = opened(str(tmp_path))
     save(checkpoints, 10)
-    flip(checkpoints.path_of(10) + "/model.safetensors")
-    with pytest.raises(CheckpointError, match="every checkpoint of this run is corrupt"):
-        checkpoints.latest(IDENTITY)
+    save(checkpoints, 20)
+    for step in (10, 20):
+        flip(checkpoints.path_of(step) + "/model.safetensors")
+    for _ in range(2):  # a retry is refused too, and the files wait for their copies
+        with pytest.raises(CheckpointError, match="every checkpoint of this run is corrupt"):
+            opened(str(tmp_path)).latest(IDENTITY)
+    assert names(checkpoints) == ["step-10", "step-20"]
+    flip(checkpoints.path_of(10) + "/model.safetensors")  # restored
+    assert opened(str(tmp_path)).latest(IDENTITY).step == 10
 
 
 def test_a_header_with_wrong_sizes_is_refused():

@@ -254,6 +254,11 @@ def test_scale_writes_a_request_for_the_driver(job):
     [path] = storage.find(storage.join(job.directory, "job", "requests", "*.json"))
     request = {"type": "scale", "workers": 4, "application": job.id}
     assert storage.read_json(path) == request
+    write_status(job, state="running", fewest_workers=1, most_workers=4)
+    job.scale(4)
+    with pytest.raises(UsageError, match="cannot have 5 workers") as error:
+        job.scale(5)
+    assert error.value.expected.startswith("1 to 4 workers")
     with pytest.raises(ClusterError, match="is over"):
         job_of(Manager("FAILED", "FAILED"), job.directory).scale(4)
     with pytest.raises(ClusterError, match="not known"):
