@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from howdah import storage
-from howdah.config.data import DataSection, InputKind
+from howdah.config.data import InputKind
 from howdah.config.tasks import Task
 from howdah.errors import DataError, NotFound
 from howdah.packed_counts import MOST_PLAIN, PackedCounts
@@ -305,41 +305,6 @@ def bytes_hash(data: bytes) -> str:
 
 
 _MOST_NAMED = 100
-
-
-def unlike(data: DataSection, manifest: DatasetManifest) -> list[str]:
-    """Keys of `data` that are set to other values than the version was made with.
-
-    Only keys whose values are not the default count: a configuration that names a dataset and
-    nothing else fits every one. Returns `data.max_length 32 (the configuration says 16)`.
-    """
-    made = {
-        "max_length": manifest.max_length, "task": manifest.task, "kind": manifest.kind,
-        "columns": manifest.source.get("columns") or {}, "clean": manifest.cleaning,
-        "split": manifest.split_rule,
-    }  # fmt: skip
-    if manifest.kind == "image":
-        del made["max_length"]  # it follows from the model there
-    values = data.model_dump(mode="json", include=set(made), exclude_defaults=True)
-    return [
-        f"{key} {_short(then)} (the configuration says {_short(now)})"
-        for key, now, then in _both("data", values, made)
-        if now != then
-    ]
-
-
-def _both(name: str, now: Any, then: Any) -> Iterator[tuple[str, Any, Any]]:
-    """(key, value, value) of the keys that both have."""
-    if not (isinstance(now, Mapping) and isinstance(then, Mapping)):
-        yield name, now, then
-        return
-    for key in now:
-        if key in then:
-            yield from _both(f"{name}.{key}", now[key], then[key])
-
-
-def _short(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def described(manifest: DatasetManifest) -> dict[str, Any]:

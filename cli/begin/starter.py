@@ -40,19 +40,12 @@ def from_source(path: str) -> tuple[str, list[str]]:
     first = source.files[0].path
     options = peek.sniffed(first, data.csv) if source.kind == "csv" else data.csv
     sample = peek.sample(first, source.kind, options)
-    if source.kind == "csv" and any(name in sample.column(name) for name in sample.names):
-        # the first line is a row: a label stands there and below
+    if source.kind == "csv" and _begins_with_a_row(sample):
         names = [f"column_{n}" for n, _ in enumerate(sample.names, start=1)]
         options = options.model_copy(update={"header": False, "names": names})
         sample = peek.sample(first, source.kind, options)
     if not sample.rows:
-        raise DataError(
-            "the source has no rows to look at",
-            where=first,
-            expected="CSV, JSON lines or Parquet with rows",
-            got=f"columns {', '.join(sample.names) or 'none'}",
-            remedy="write the configuration by hand: howdah config init run.yaml",
-        )
+        raise _without_rows(first, sample)
     columns = peek.guessed(sample)
     notes = []
     if "label" not in columns:
@@ -61,6 +54,48 @@ def from_source(path: str) -> tuple[str, list[str]]:
             f" data.columns.label to one of {', '.join(sample.names)}"
         )
     return "\n".join(_lines(path, sample, options, columns)) + "\n", notes
+
+
+def _begins_with_a_row(sample: Sample) -> bool:
+    """True if the first line is a row: a label stands there and below.
+
+    A whole line of the names is a second header, of files that were joined.
+    """
+    names = sample.names
+    return any(
+        any(row.get(name) == name for name in names)
+        and not all(row.get(name) == name for name in names)
+        for row in sample.rows
+    )
+
+
+def _without_rows(path: str, sample: Sample) -> DataError:
+    remedy = "write the configuration by hand: howdah config init run.yaml"
+    if not sample.malformed:
+        return DataError(
+            f"rows of {sample.form} are not looked at"
+            if sample.form in ("orc", "avro")
+            else "the source has no rows to look at",
+            where=path,
+            expected="CSV, JSON lines or Parquet with rows",
+            got=f"columns {', '.join(sample.names) or 'none'}",
+            remedy=remedy,
+        )
+    line, problem = sample.malformed[0]
+    if sample.form == "csv":
+        remedy = (
+            "remove lines above the header; else set data.csv.delimiter, quote or escape in a"
+            " configuration that is written by hand: howdah config init run.yaml"
+        )
+    elif sample.form == "jsonl":
+        remedy = "write one object a line: jq -c . FILE > rows.jsonl"
+    return DataError(
+        "no row can be read",
+        where=f"{path}, line {line}",
+        expected=f"fields {', '.join(sample.names)}" if sample.names else "an object a line",
+        got=problem,
+        remedy=remedy,
+    )
 
 
 # ------------------------------------------------------------------------------------- YAML

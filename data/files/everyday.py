@@ -49,6 +49,10 @@ _ARROW = (
     "import glob, pyarrow as pa, pyarrow.parquet as pq; pq.write_table(pa.concat_tables("
     "pa.ipc.open_stream(f).read_all() for f in sorted(glob.glob({files}))), {output})"
 )
+_FEATHER = (
+    "import pyarrow.feather as f, pyarrow.parquet as pq; pq.write_table(f.read_table({file}),"
+    " {output})"
+)
 _SHEET = "import pandas; pandas.read_excel({file}).to_csv({output}, index=False)"
 
 
@@ -60,9 +64,10 @@ def refusal(source: str, entries: Sequence[Entry]) -> DataError | None:
     sheets = [entry for end in _SHEETS for entry in by_ending.get(end, ())]
     if sheets:
         return _refused("spreadsheets are not read", sheets[0].path, _of_sheet(sheets[0].path))
-    for end in (".arrow", ".feather"):
-        if end in by_ending:
-            return _of_arrow(source, by_ending[end])
+    if ".arrow" in by_ending:
+        return _of_arrow(source, by_ending[".arrow"])
+    if ".feather" in by_ending:
+        return _of_feather(by_ending[".feather"][0].path)
     if len(by_ending.get(".txt", ())) > 0.9 * len(entries):  # beside tables they are notes
         return _of_texts(source, by_ending[".txt"])
     for ends, sentence in _SENTENCES.items():
@@ -131,6 +136,14 @@ def _of_texts(source: str, entries: Sequence[Entry]) -> DataError:
         f"{source}: {len(entries):,} files in {', '.join(sorted(above)[:5])}",
         "write one JSON line for each file, with its directory's name as the label:\n"
         f"{command}\nand set data.source: messages.jsonl",
+    )
+
+
+def _of_feather(path: str) -> DataError:
+    output = storage.name(path).rpartition(".")[0] + ".parquet"
+    command = _python(_FEATHER, file=path, output=output)
+    return _refused(
+        "Feather files are not read", path, f"write it as Parquet:\n{command}\nand set {output}"
     )
 
 

@@ -161,7 +161,7 @@ def _lines(begin: str, carriage: bool) -> io.StringIO:
 def sniffed(path: str, options: CsvOptions) -> CsvOptions:
     """The options with the separator and the encoding that a file's beginning shows.
 
-    The separator is the one that gives most columns to nearly all rows.
+    The separator is the one that gives most columns to the header and to nearly all rows.
     """
     encoding = encodings.sniffed(head(path, MOST)) or options.encoding
     options = options.model_copy(update={"encoding": encoding})
@@ -174,10 +174,13 @@ def sniffed(path: str, options: CsvOptions) -> CsvOptions:
                 whole = not text.read(1)
             separator = records.delimiter_of(path, attempt)
             parsed = _parsed(begin, whole, attempt, separator, path)
-            counts = Counter(len(fields) for _, fields in parsed)
+            lengths = [len(fields) for _, fields in parsed]
+            counts = Counter(lengths)
         except DataError:
             continue
         columns, rows = counts.most_common(1)[0] if counts else (0, 0)
+        if options.header and columns not in lengths[:1]:
+            continue  # it is inside texts
         if columns > most and rows >= _NEARLY_ALL * counts.total():
             best, most = delimiter, columns
     return options.model_copy(update={"delimiter": best})
@@ -302,6 +305,14 @@ def guessed(sample: Sample) -> dict[str, str]:
         DataError: no column has a text.
     """
     values = {name: sample.column(name) for name in sample.names}
+    read = sample.rows[0] if sample.rows and sample.form == "parquet" else sample.names
+    if unread := _by_name([name for name in sample.names if name not in read], _TEXT):
+        raise DataError(
+            f"the column {unread[0]!r} has bytes or a map, not texts",
+            where=sample.path,
+            expected="a column of texts (string)",
+            remedy="write it as a string: in Spark CAST(... AS STRING), in pandas .str.decode()",
+        )
     lengths = {}
     for name, column in values.items():
         present = [len(one) for one in column if one]

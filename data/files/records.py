@@ -211,8 +211,7 @@ def positions(names: Sequence[str], columns: Sequence[str], path: str) -> list[i
                 f"the header names the column {name!r} {len(hits)} times",
                 where=path,
                 got=", ".join(names),
-                remedy="rename one of them, or read the file without its header: data.csv.header:"
-                " false and data.csv.names",
+                remedy="rename one of them",
             )
         indices.append(hits[0] if hits else None)
     return indices

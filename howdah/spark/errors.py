@@ -74,6 +74,9 @@ def translated(
         remedy += " data.spark.conf; otherwise see Spark's log on the executors"
         if issubclass(kind, DataError):
             remedy = "check that the source is whole, and that data.format and data.csv fit it"
+            if "ChecksumException" in text:  # Hadoop's local file system compares files with them
+                remedy = "remove the .crc file beside it if the file is right (its name: a dot, the"
+                remedy += " file's name, .crc), or restore the file"
         lost = failed_container(text)
         where = None if lost is None else f"container {lost}"
         raise kind(

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from howdah import redact, storage
 from howdah.config import loader
+from howdah.config.data import DataSection
 from howdah.config.loader import Config
-from howdah.data.manifest import load_dataset, unlike
+from howdah.data.manifest import DatasetManifest, load_dataset
 from howdah.errors import HowdahError, UsageError
 from howdah.models.runs import record
 from howdah.run_files import RUN_JSON
@@ -192,6 +193,37 @@ def _difference(key: str, then: Any, now: Any) -> str:
 
 def _short(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def unlike(data: DataSection, manifest: DatasetManifest) -> list[str]:
+    """Keys of `data` that are set to other values than the version was made with.
+
+    Only keys whose values are not the default count: a configuration that names a dataset and
+    nothing else fits every one. Returns `data.max_length 32 (the configuration says 16)`.
+    """
+    made = {
+        "max_length": manifest.max_length, "task": manifest.task, "kind": manifest.kind,
+        "columns": manifest.source.get("columns") or {}, "clean": manifest.cleaning,
+        "split": manifest.split_rule,
+    }  # fmt: skip
+    if manifest.kind == "image":
+        del made["max_length"]  # it follows from the model there
+    values = data.model_dump(mode="json", include=set(made), exclude_defaults=True)
+    return [
+        f"{key} {_short(then)} (the configuration says {_short(now)})"
+        for key, now, then in _both("data", values, made)
+        if now != then
+    ]
+
+
+def _both(name: str, now: Any, then: Any) -> Iterator[tuple[str, Any, Any]]:
+    """(key, value, value) of the keys that both have."""
+    if not (isinstance(now, Mapping) and isinstance(then, Mapping)):
+        yield name, now, then
+        return
+    for key in now:
+        if key in then:
+            yield from _both(f"{name}.{key}", now[key], then[key])
 
 
 # ------------------------------------------------------------------------- steps and settings

@@ -22,6 +22,7 @@ from howdah.serving.compute.requests import (
     rows_of,
 )
 from howdah.serving.http.question import Question
+from howdah.serving.prediction.classify import NO_PAIRS
 from howdah.serving.prediction.rows import Prediction
 
 
@@ -81,11 +82,14 @@ def tei(body: bytes, most_texts: int) -> Question:
     def answer(generation: Generation, predictions: Sequence[Prediction]) -> list[Any]:
         wrong = [n for n, one in enumerate(predictions) if one.scores is None]
         if wrong:
+            is_pair = predictions[wrong[0]].error == NO_PAIRS
             raise WrongShape(
                 str(predictions[wrong[0]].error),
                 where=f"inputs[{wrong[0]}]" if several else "inputs",
-                expected="a text with words",
-                remedy="/v1/classify answers the other texts of a request",
+                expected='[["a text"], ["another"], ...]: a list of two texts is a pair'
+                if is_pair
+                else "a text with words",
+                remedy=None if is_pair else "/v1/classify answers the other texts of a request",
             )
         expected = _FUNCTIONS[generation.outputs.task]
         if function not in (None, expected):

@@ -116,8 +116,10 @@ class Front:
         hosts = self._state.hosts
         if hosts is None:
             return
-        value = header(scope, b"host") or b""
-        if _host(value) not in hosts:
+        value = header(scope, b"host")
+        # HTTP/1.0 may leave it out, as HAProxy's checks do; a browser, which a page could turn
+        # against this machine, never does.
+        if value is not None and _host(value) not in hosts:
             raise WrongHost(
                 "the request names another host",
                 expected=", ".join(hosts),

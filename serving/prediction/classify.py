@@ -15,10 +15,8 @@ from howdah.serving.prediction.rows import EMPTY, Outputs, Prediction, Row
 if TYPE_CHECKING:
     from howdah.models.profile.profile import Profile
 
-_WRONG_SIDES = {
-    True: "the model reads pairs of texts, and this is one text",
-    False: "the model reads single texts, and this is a pair",
-}
+NO_PAIRS = "the model reads single texts, and this is a pair"
+_WRONG_SIDES = {True: "the model reads pairs of texts, and this is one text", False: NO_PAIRS}
 
 
 def classify(

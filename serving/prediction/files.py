@@ -95,9 +95,9 @@ def check(
     *,
     id_required: bool,
     progress: Callable[[str], None] = lambda line: None,
-) -> None:
+) -> Columns:
     """Call `check_files` for a source."""
-    reading.check_files(
+    return reading.check_files(
         {entry.path: entry for entry in files.entries}, files.form, columns, options,
         source=files.root or files.paths[0], id_required=id_required, root=files.root,
         progress=progress,

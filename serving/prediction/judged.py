@@ -30,6 +30,11 @@ def reason_of(error: str) -> str:
     return _DETAIL.sub("", _LINE.sub("", error))
 
 
+def _example(reason: Mapping[str, Any]) -> str:
+    key = reason["example"]
+    return "a row without an id" if key is None else f"id {key}"
+
+
 class Reasons:
     """Counts errors by reason."""
 
@@ -97,7 +102,7 @@ def require_few(summary: Mapping[str, Any], config: Config, source: str) -> None
     if not too_many(errors, rows, most):
         return
     why = "; ".join(
-        f"{one['error']}: {one['rows']:,} (id {one['example']}"
+        f"{one['error']}: {one['rows']:,} ({_example(one)}"
         + (f", {one['first']})" if one["first"] != one["error"] else ")")
         for one in summary["reasons"]
     )

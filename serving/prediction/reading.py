@@ -104,10 +104,11 @@ def check_files(
     root: str | None = None,
     remedy: str = _OPTIONS,
     progress: Callable[[str], None] = lambda line: None,
-) -> None:
+) -> Columns:
     """Require that files of a format have the mapped columns (`checks.check`).
 
-    A line says so if rows have no id of their own.
+    Returns:
+        The columns, without the id where there is no such column; a line says so.
     """
     texts = [*columns.text, *(columns.text_pair or ())]
     required = [
@@ -121,8 +122,10 @@ def check_files(
         for name in mapped(columns)
     ]
     checked = checks.check(files, form, required, options, source=source, root=root, remedy=remedy)
-    if columns.id in checked.missing:
-        progress(no_ids(str(columns.id)))
+    if columns.id not in checked.missing:
+        return columns
+    progress(no_ids(str(columns.id)))
+    return columns.model_copy(update={"id": None})
 
 
 def no_ids(name: str) -> str:
@@ -169,15 +172,19 @@ def read_rows(
                 expected=", ".join(SUFFIXES) + ", also with .gz, .bz2 or .zst (not .parquet)",
             )
         forms.setdefault(form, {})[entry.path] = entry
+    ids: set[str | None] = set()
     for form, form_files in forms.items():
-        check_files(
+        checked = check_files(
             form_files, form, columns, options, source=files.paths[0], id_required=id_required,
             root=files.root, remedy=remedy, progress=progress,
         )  # fmt: skip
+        ids.add(checked.id)
         first = peek.sample(next(iter(form_files)), form, options)
         peek.refuse_encoding(first, mapped(columns), most_undecodable)
         if line := first.stripped:
             progress(line)
+    if ids == {None}:
+        columns = columns.model_copy(update={"id": None})
     return _rows(files, Rows(columns), options)
 
 
@@ -219,7 +226,7 @@ class Rows:
         for number, (line, values, problem, _) in enumerate(rows, first):
             if problem is not None:
                 where = f"line {line}: " if line else ""
-                yield Row(str(number), None, where + spelled(problem))
+                yield Row(self._without_key(number), None, where + spelled(problem))
             else:
                 yield self.row(values, number)
 
@@ -228,10 +235,10 @@ class Rows:
 
         Args:
             values: values of `names`: texts, None, or what is not a text.
-            number: the id of a row that has none.
+            number: the id of the row where there is no id column.
         """
         key = None if self._id is None else values[self._id]
-        row_id, problem = str(number), None
+        row_id, problem = self._without_key(number), None
         if isinstance(key, list | dict):
             problem = f"the id is {_kind(key)}, not a text"
         elif key is not None:
@@ -253,6 +260,10 @@ class Rows:
         if problem is not None:
             return Row(row_id, None, problem)
         return Row(row_id, text, pair=len(texts) > 1)
+
+    def _without_key(self, number: int) -> str | None:
+        """The id of a row without a key. Beside keys a number could be taken for one of them."""
+        return str(number) if self._id is None else None
 
 
 def _kind(value: Any) -> str:

@@ -36,6 +36,8 @@ TABLE = "table:"
 """Prefix of an output that is a Hive table."""
 EMPTY = "the text is empty"
 """Error of a row that has no text, or whose text is empty after cleaning."""
+_OF_SPARK = ("part-", "_", ".")
+"""Beginnings of the names in a directory of Spark's: its rows, its marker, checksums."""
 _SPARK_SUFFIXES = {".orc": "orc", ".avro": "avro"}
 """Formats that only Spark reads."""
 
@@ -44,7 +46,8 @@ _SPARK_SUFFIXES = {".orc": "orc", ".avro": "avro"}
 class Row:
     """A row to classify; `text` is None if there is an `error`."""
 
-    id: str
+    id: str | None
+    """Its key; None: it has none, and others have."""
     text: str | None
     error: str | None = None
     pair: bool = False
@@ -60,7 +63,7 @@ class Prediction:
     rejects has scores, but neither a label nor an error.
     """
 
-    id: str
+    id: str | None
     label: str | list[str] | float | None
     scores: np.ndarray | None
     error: str | None = None
@@ -209,8 +212,7 @@ def refuse_output(path: str, *, overwrite: bool) -> str:
             expected="a name that ends in .parquet, .jsonl or .csv",
             remedy="spreadsheet programs open a .csv" if ".xls" in path.lower() else None,
         )
-    if not overwrite:
-        refuse_existing(path)
+    refuse_existing(path, overwrite=overwrite)
     return format_of(path)
 
 
@@ -237,13 +239,27 @@ def _real(path: str) -> str:
     )
 
 
-def refuse_existing(output: str) -> None:
-    """Raise AlreadyExists if the output exists."""
-    if storage.exists(output):
+def refuse_existing(output: str, *, overwrite: bool) -> None:
+    """Raise AlreadyExists if the output exists and is not to be replaced, or has files of others.
+
+    A directory is replaced only if Spark has written it: part files, and what it hides.
+    """
+    if not storage.exists(output):
+        return
+    if not overwrite:
         raise AlreadyExists(
             "the output exists already",
             where=storage.absolute(output),
             remedy="give another name, or replace it by --overwrite",
+        )
+    entries = storage.list_dir(output) if storage.is_dir(output) else []
+    others = [one.name for one in entries if one.is_dir or not one.name.startswith(_OF_SPARK)]
+    if others:
+        raise AlreadyExists(
+            "the output is a directory with other files than predictions",
+            where=storage.absolute(output),
+            got=", ".join(sorted(others)[:3]),
+            remedy="give another name",
         )
 
 

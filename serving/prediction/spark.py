@@ -161,7 +161,7 @@ def _classify(
         source_files = files.find(request.source, kind)
         if request.form != "table":
             refuse_source(request.output, [request.source, *source_files.paths])
-        files.check(
+        columns = files.check(
             source_files, columns, request.csv_options, id_required=request.id_column is not None,
             progress=progress,
         )  # fmt: skip
@@ -213,8 +213,7 @@ def _output_form(output: str, overwrite: bool) -> str:
         return "table"
     if "." in storage.name(output):
         return refuse_output(output, overwrite=overwrite)
-    if not overwrite:
-        refuse_existing(output)
+    refuse_existing(output, overwrite=overwrite)
     return "parquet"
 
 

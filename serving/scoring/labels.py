@@ -53,7 +53,7 @@ def joined_file(
     for row in read_rows(source_files(path), columns, csv_options=csv_options, remedy=_OPTIONS):
         if row.error not in (None, EMPTY):
             unread.append(row)
-        if row.id not in predicted or row.text is None:
+        if row.id is None or row.id not in predicted or row.text is None:
             continue
         value = label_name(row.text)
         label = value if names is None else names.get(value, value)

@@ -20,7 +20,7 @@ from howdah import storage
 from howdah.cli.begin import fitness, starter
 from howdah.config import loader
 from howdah.config.data import CsvOptions
-from howdah.errors import HowdahError, render
+from howdah.errors import DataError, HowdahError, render
 from howdah.etl import peek
 from tests import ROOT
 
@@ -83,6 +83,12 @@ def in_parquet(folder, **columns) -> str:
     return path
 
 
+def in_feather(folder) -> str:
+    path = str(folder / "m.feather")
+    pd.DataFrame(objects()).to_feather(path)
+    return path
+
+
 WRONG = {
     "semicolons": (
         lambda f: write(f / "m.csv", lines(";")), {},
@@ -130,6 +136,9 @@ WRONG = {
         lambda f: os.rename(in_parquet(f), f / "m.csv") or str(f / "m.csv"), {},
         ["a Parquet file, not text", "paste: data: {format: parquet}"],
     ),
+    "Feather": (
+        lambda f: in_feather(f), {}, ["Feather files are not read", "read_table", "m.parquet"],
+    ),
     "directories of texts": (text_folder, {}, ["a directory of text files", "python -c"]),
     "save_to_disk": (
         saved_to_disk, {},
@@ -173,7 +182,7 @@ def test_a_mistake_is_named_in_one_message(mistake, tmp_path):
     assert caught.value.exit_code == (2 if "photos" in words or "a.png" in words else 3)
 
 
-@pytest.mark.parametrize("make", [text_folder, saved_to_disk])
+@pytest.mark.parametrize("make", [text_folder, saved_to_disk, in_feather])
 def test_the_line_of_a_refusal_makes_a_source(make, tmp_path):
     with pytest.raises(HowdahError) as caught:
         look(make(tmp_path))
@@ -181,7 +190,9 @@ def test_the_line_of_a_refusal_makes_a_source(make, tmp_path):
     python = command.replace("python ", f"{sys.executable} ", 1)
     subprocess.run(["sh", "-c", python], cwd=tmp_path, check=True, timeout=60)
     data = {"columns": {"text": "text", "label": "label", "id": "id"}}
-    if pasted[0] == "and paste:":
+    if make is in_feather:
+        data = {"columns": COLUMNS, "source": "m.parquet"}
+    elif pasted[0] == "and paste:":
         data = yaml.safe_load(pasted[1])["data"]
         assert data["columns"] == {"text": "message", "label": "category"}
     source = data.pop("source", "messages.jsonl")
@@ -365,6 +376,47 @@ def configuration(source: str) -> tuple[dict, list[str]]:
     text, notes = starter.from_source(source)
     loader.from_dict(yaml.safe_load(text))
     return yaml.safe_load(text), notes
+
+
+@pytest.mark.parametrize("lines", [
+    ["Text;Kategorie", *(f"Tor, Ball, Spiel {n};{'ab'[n % 2]}" for n in range(60))],
+    ["Kategorie;Text", *(f"{'ab'[n % 2]};Spiel {n}, ja" for n in range(60))],
+    ["Text;Note", *(f'"Spiel {n}";{n % 4},5' for n in range(60))],
+])  # fmt: skip
+def test_a_comma_in_each_text_is_no_separator(tmp_path, lines):
+    path = write(tmp_path / "m.csv", "\n".join(lines) + "\n")
+    data = configuration(path)[0]["data"]
+    assert data["csv"] == {"delimiter": ";"}
+    assert {*data["columns"].values()} <= {*lines[0].split(";")}
+    seen = look(path, csv=data["csv"], columns=data["columns"])
+    assert seen.rows == 60
+
+
+def test_the_header_of_a_file_that_was_joined_is_no_row(tmp_path):
+    half = "id,text,label\n" + "".join(f"{n},a text {n},{'ab'[n % 2]}\n" for n in range(30))
+    data = configuration(write(tmp_path / "m.csv", half + half))[0]["data"]
+    assert data["columns"]["text"] == "text"
+    assert "csv" not in data
+
+
+@pytest.mark.parametrize("name, content, words", [
+    ("m.csv", "sep=,\n" + "id,text,label\n1,a,b\n" * 20, ["line 2", "3 fields instead of 2"]),
+    ("m.csv", "# export\nid,text\n" + "1,a\n" * 20, ["line 2", "lines above the header"]),
+    ("m.jsonl", '{\n "text": "a",\n "label": "b"\n}\n' * 20, ["jq -c ."]),
+])  # fmt: skip
+def test_a_file_of_which_no_row_can_be_read_says_why(tmp_path, name, content, words):
+    with pytest.raises(DataError, match="no row can be read") as caught:
+        starter.from_source(write(tmp_path / name, content))
+    message = render(caught.value)
+    assert [word for word in words if word not in message] == [], message
+
+
+def test_a_label_is_not_taken_for_a_text_of_bytes(tmp_path):
+    path = str(tmp_path / "m.parquet")
+    texts = [f"a text {n}".encode() for n in range(60)]
+    pd.DataFrame({"text": texts, "label": ["a", "b"] * 30}).to_parquet(path)
+    with pytest.raises(DataError, match="'text' has bytes"):
+        starter.from_source(path)
 
 
 def test_columns_are_named_by_their_names_and_values(tmp_path):

@@ -111,6 +111,7 @@ HEADS = [
     ("HTTP/0.9 request", b"GET /health\r\n\r\n", {400}),
     ("half an HTTP/0.9 request", b"GET /health\r\n", {400, 408}),
     ("HTTP/1.0", b"GET /health HTTP/1.0\r\n" + HOST + b"\r\n", {200}),
+    ("HTTP/1.0 without Host, as HAProxy checks", b"GET /health HTTP/1.0\r\n\r\n", {200}),
     ("HTTP/2 preface", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", {400, 403}),
     ("HTTP/9.9", get().replace(b"1.1", b"9.9"), {400, 505}, "closes"),
     ("TLS ClientHello bytes", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64), {400}),

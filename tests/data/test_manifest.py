@@ -6,9 +6,8 @@ from datetime import UTC, datetime
 import pytest
 
 from howdah import storage
-from howdah.config.data import DataSection
 from howdah.data import manifest
-from howdah.data.manifest import MANIFEST, load_dataset, newest, unlike, version_before
+from howdah.data.manifest import MANIFEST, load_dataset, newest, version_before
 from howdah.errors import DataError
 from howdah.packed_counts import PackedCounts
 from tests.support.rows.appended import build_appended
@@ -38,20 +37,6 @@ def test_of_many_versions_only_the_newest_is_parsed(tmp_path, tiny_model_dir, mo
     assert older.manifest.dataset_hash == last.manifest.parent
     oldest = load_dataset(storage.join(root, f"v=old{0:013d}")).manifest
     assert version_before(root, oldest) is None
-
-
-def test_settings_that_a_version_was_not_made_with_are_named(tmp_path, tiny_model_dir):
-    version = build_appended(str(tmp_path / "data"), model_dir=tiny_model_dir).manifest
-    longest = version.max_length
-    assert unlike(DataSection(), version) == []  # a configuration that says nothing of it
-    columns = version.source.get("columns") or {}
-    assert unlike(DataSection(max_length=longest, columns=columns), version) == []
-    other = DataSection(max_length=longest + 1, clean={"html_tags": True})
-    cleaned = version.model_copy(update={"cleaning": {"html_tags": False, "whitespace": True}})
-    assert unlike(other, cleaned) == [
-        f"data.max_length {longest} (the configuration says {longest + 1})",
-        "data.clean.html_tags false (the configuration says true)",
-    ]
 
 
 def another(root, base, name, created, parent):

@@ -351,6 +351,12 @@ def evaluate_run(
     served = open_model(path, framework=framework, threads=config.training.threads_per_rank)
     check_fit(served, dataset)
     progress(f"evaluating {path} on {split}: {dataset.manifest.rows(split):,} rows")
+    trained = version.info.get("dataset") or {}
+    if trained.get("hash") not in (None, dataset.manifest.dataset_hash):
+        progress(
+            f"of {dataset.path}; it was trained on {trained.get('path')}, whose {split} rows may"
+            " be others"
+        )
     return evaluate(
         served.forward,
         split_source(config, dataset, split, gpu=served.gpu, row_ids=predictions_dir is not None),

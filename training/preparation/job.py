@@ -16,7 +16,7 @@ from howdah.config.splits import TRAIN, VALIDATION
 from howdah.config.tasks import Task
 from howdah.core.processes import limit
 from howdah.data.inputs import encoder_of_model
-from howdah.data.manifest import Dataset, described, load_dataset, unlike
+from howdah.data.manifest import Dataset, described, load_dataset
 from howdah.data.splits.class_weights import class_weights, positive_weights
 from howdah.data.splits.planner import (
     PLANNER_VERSION,
@@ -36,6 +36,7 @@ from howdah.models.metrics import tally
 from howdah.models.replay import replayed
 from howdah.models.runs.identity import Identity
 from howdah.models.runs.run_json import config_hash
+from howdah.models.runs.settings import unlike
 from howdah.models.weights import lora, parameters
 from howdah.models.weights.pretrained import BaseModel
 from howdah.process.devices import Device
@@ -259,11 +260,8 @@ def _opened(
         facts = {"path": version_path, "learnt": _learnt(config, load_dataset(version_path), run)}
     facts = comm.broadcast_json(facts)
     version, learnt = load_dataset(facts["path"]), facts["learnt"]
-    if different := unlike(config.data, version.manifest):
-        run.say(
-            f"warning: the dataset {version.path} was made with {', '.join(different)};"
-            " howdah etl makes the version of this configuration"
-        )
+    for one in unlike(config.data, version.manifest):
+        run.say(f"warning: dataset {version.path} was made with {one}; `howdah etl` makes another")
     run.update(source=described(version.manifest))
     dataset = replayed(version, config.training, learnt)
     opened, cache = _open_splits(config, dataset, comm, run, pad_multiple(device.gpu, precision))

@@ -72,9 +72,10 @@ def odd_files(directory) -> dict[str, str]:
     return {path.name: str(path) for path in sorted(directory.iterdir())}
 
 
-def alike(row_id: str, error: str | None) -> tuple[str, str]:
+def alike(row_id: str | None, error: str | None) -> tuple[str, str]:
     """(id, error) without a row's number and its line. No key of `odd_files` is a whole number."""
-    return "" if row_id.isdecimal() else row_id, re.sub(r"^line \d+: ", "", error or "")
+    key = "" if row_id is None or row_id.isdecimal() else row_id
+    return key, re.sub(r"^line \d+: ", "", error or "")
 
 
 def by_spark(spark, source, columns, options, *, id_required):

@@ -140,6 +140,37 @@ def test_without_a_key_rows_are_numbered(served, tmp_path):
     assert [row["id"] for row in read_output(output)] == ["0", "1"]
 
 
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_a_row_without_a_key_beside_keys_gets_no_number(served, tmp_path, ending):
+    # Its number could be the key of another row: here it is 2.
+    source = write(tmp_path / "in.csv", "text,key\nthe,0\nof,1\nin,\nthe,2\nof,3,more\n")
+    output = str(tmp_path / f"out.{ending}")
+    predictor.predict("m", source, output, overwrite=True)
+    assert [row["id"] or None for row in read_output(output)] == ["0", "1", None, "2", None]
+
+
+def test_overwrite_deletes_no_directory_of_other_files(served, tmp_path):
+    source = write(tmp_path / "in.csv", "text,key\nthe,0\n")
+    output = tmp_path / "out.csv"
+    output.mkdir()
+    (output / "_SUCCESS").touch()
+    (output / "part-00000.csv").touch()
+    (output / "thesis.doc").touch()
+    with pytest.raises(AlreadyExists, match="other files than predictions") as caught:
+        predictor.predict("m", source, str(output), overwrite=True)
+    assert caught.value.got == "thesis.doc"
+    (output / "thesis.doc").unlink()
+    predictor.predict("m", source, str(output), overwrite=True)
+    assert output.is_file()
+
+
+def test_a_pipe_is_refused(served, tmp_path):
+    pipe = str(tmp_path / "in.csv")
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match="a pipe or a device"):
+        predictor.predict("m", pipe, str(tmp_path / "out.csv"))
+
+
 def test_csv_options_byte_order_marks_and_tabs(served, tmp_path):
     source = write(tmp_path / "in.csv", '7|"two|words\nhere"\r\n\r\n8|one\r\n', encoding="utf-16")
     options = CsvOptions(header=False, names=["key", "text"], delimiter="|", encoding="utf-16")
@@ -172,7 +203,7 @@ def test_bad_rows_are_written_with_their_error(served, tmp_path):
     summary = predictor.predict("m", str(source), output)
     rows = read_output(output)
     assert [row["label"] for row in rows] == ["odd"] + [None] * 7 + ["even"]
-    assert [row["id"] for row in rows] == ["a", "b", "c", "d", "e", "f", "6", "7", "i"]
+    assert [row["id"] for row in rows] == ["a", "b", "c", "d", "e", "f", None, None, "i"]
     errors = [row["error"] for row in rows]
     assert errors[0] is errors[8] is None
     for error, part in zip(

@@ -1,7 +1,9 @@
 """Settings of a run's steps, by its attempts."""
 
+from howdah.config.data import DataSection
 from howdah.config.loader import from_dict
-from howdah.models.runs.settings import described, learnt_with, settings_at, stages
+from howdah.models.runs.settings import described, learnt_with, settings_at, stages, unlike
+from tests.support.rows.appended import build_appended
 
 
 def attempt(resumed, lr=None, **more):
@@ -61,3 +63,17 @@ def test_keys_that_change_what_is_learnt():
                   {"training": {"early_stopping": {"patience": 2}}},
                   {"evaluation": {"every_steps": 5}}):  # fmt: skip
         assert learnt_with(from_dict(other)) != before, other
+
+
+def test_settings_that_a_version_was_not_made_with_are_named(tmp_path, tiny_model_dir):
+    version = build_appended(str(tmp_path / "data"), model_dir=tiny_model_dir).manifest
+    longest = version.max_length
+    assert unlike(DataSection(), version) == []  # a configuration that says nothing of it
+    columns = version.source.get("columns") or {}
+    assert unlike(DataSection(max_length=longest, columns=columns), version) == []
+    other = DataSection(max_length=longest + 1, clean={"html_tags": True})
+    cleaned = version.model_copy(update={"cleaning": {"html_tags": False, "whitespace": True}})
+    assert unlike(other, cleaned) == [
+        f"data.max_length {longest} (the configuration says {longest + 1})",
+        "data.clean.html_tags false (the configuration says true)",
+    ]
