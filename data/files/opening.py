@@ -129,6 +129,7 @@ def refuse_compression(path: str) -> None:
             "files of this compression are not read",
             where=path,
             expected="no compression, or " + ", ".join(COMPRESSED),
+            remedy="decompress it, or compress it by gzip",
         )
 
 

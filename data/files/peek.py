@@ -161,11 +161,12 @@ def _lines(begin: str, carriage: bool) -> io.StringIO:
 def sniffed(path: str, options: CsvOptions) -> CsvOptions:
     """The options with the separator and the encoding that a file's beginning shows.
 
-    The separator is the one that gives most columns to the header and to nearly all rows.
+    The separator is the one that gives most columns to nearly all rows, and to the header if one
+    does: others are inside texts.
     """
     encoding = encodings.sniffed(head(path, MOST)) or options.encoding
     options = options.model_copy(update={"encoding": encoding})
-    best, most = options.delimiter, 1
+    best, most = options.delimiter, (False, 1)
     for delimiter in dict.fromkeys((options.delimiter, *SEPARATORS)):
         attempt = options.model_copy(update={"delimiter": delimiter})
         try:
@@ -179,10 +180,9 @@ def sniffed(path: str, options: CsvOptions) -> CsvOptions:
         except DataError:
             continue
         columns, rows = counts.most_common(1)[0] if counts else (0, 0)
-        if options.header and columns not in lengths[:1]:
-            continue  # it is inside texts
-        if columns > most and rows >= _NEARLY_ALL * counts.total():
-            best, most = delimiter, columns
+        found = (not options.header or columns in lengths[:1], columns)
+        if columns > 1 and found > most and rows >= _NEARLY_ALL * counts.total():
+            best, most = delimiter, found
     return options.model_copy(update={"delimiter": best})
 
 

@@ -16,6 +16,7 @@ from howdah.config.options.source import LAKES, TABLE_NAME
 from howdah.config.splits import Split
 from howdah.data.files import checks, everyday
 from howdah.data.files.listing import HIDDEN, ending, files_of
+from howdah.data.files.opening import refuse_compression
 from howdah.errors import ConfigError, DataError
 from howdah.storage import Entry
 from howdah.storage.charsets import SURROGATES, spelled
@@ -223,6 +224,8 @@ def _kind(source: str, entries: list[Entry]) -> Kind:
         return kinds.pop()
     if (error := everyday.refusal(source, entries)) is not None:
         raise error
+    for entry in entries:
+        refuse_compression(entry.path)
     raise ConfigError(
         "the source's format does not follow from its file names",
         where=f"data.format of {storage.absolute(source)}",

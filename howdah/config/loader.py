@@ -277,15 +277,16 @@ def nearest(path: Sequence[Any]) -> str:
         return f"it was removed: {sentence}"
     all_keys = dict(keys())
     section = ".".join(str(part) for part in path[:-1])
-    siblings = [key for key in all_keys if key.rpartition(".")[0] == section]
-    if not section:
-        siblings = list(Config.model_fields)
+    inside = f"{section}." if section else ""
+    below = [key.removeprefix(inside) for key in all_keys if key.startswith(inside)]
+    siblings = list(dict.fromkeys(key.partition(".")[0] for key in below))
+    leaf_names = [one for one in siblings if not section or one in below]
     name = str(path[-1])
-    leaf_names = [key.rpartition(".")[2] for key in siblings]
     close = difflib.get_close_matches(name, leaf_names, n=1)
     close = close or [leaf for leaf in leaf_names if _abbreviates(name, leaf)]
+    close = close or difflib.get_close_matches(name, siblings, n=1, cutoff=_NEAR)
     if close:
-        return f"did you mean {(section + '.' if section else '') + close[0]}?"
+        return f"did you mean {inside}{close[0]}?"
     elsewhere = [key for key in all_keys if key.rpartition(".")[2] == name]
     if not elsewhere:
         leaves = {key.rpartition(".")[2]: key for key in all_keys}
@@ -297,7 +298,7 @@ def nearest(path: Sequence[Any]) -> str:
         return f"did you mean {elsewhere[0]}?"
     if not siblings:
         return f"the sections are {', '.join(Config.model_fields)}"
-    return f"known here: {', '.join(s.rpartition('.')[2] for s in siblings)}"
+    return f"known here: {', '.join(siblings)}"
 
 
 def _abbreviates(name: str, leaf: str) -> bool:

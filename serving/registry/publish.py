@@ -136,7 +136,9 @@ def republish(
         if now is not None and now["version"] == version:
             _write_pointer(model)
             return _result(model, version, now, changed=False)
-        action = "rollback" if version in _order(now) else "publish"
+        order = _order(now)
+        back = version in order and order.index(version) < order.index(order[-1])
+        action = "rollback" if back else "publish"
         if _append_entry(model, newest, _entry(model, version, now, action, note) | more):
             _drop_challenger(model, version)
             progress(f"current again: {model.path_of(version)}")

@@ -10,7 +10,10 @@ import sys
 import pytest
 import typer
 
+from howdah.cli import run
+from howdah.cli.common import answer
 from howdah.config import loader
+from howdah.errors import Terminated
 
 
 def howdah(*arguments: str, cwd=None, **env: str) -> subprocess.CompletedProcess:
@@ -206,6 +209,18 @@ def test_an_interrupt_is_one_message_and_one_object():
     assert json.loads(done.stdout)["error"] == "Interrupted"
 
 
+def test_an_error_after_the_answer_is_no_second_object(capsys):
+    def command():
+        answer({"url": "http://localhost"}, True, [])
+        raise Terminated("asked to end (SIGTERM)")
+
+    for _ in range(2):  # the next command of the process has an object of its own
+        assert run(command, as_json=True) == 143
+        out, err = capsys.readouterr()
+        assert json.loads(out) == {"url": "http://localhost"}
+        assert "asked to end" in err
+
+
 def test_a_removed_working_directory_is_one_message(tmp_path, tiny_model_dir):
     gone = str(tmp_path / "gone")
     code = (
@@ -264,6 +279,7 @@ def test_explain_without_a_key_shows_the_usual_ones_first_each_with_a_sentence()
         ("training.epochs", "did you mean training.num_train_epochs?"),
         ("training.fraction", "known here: framework, "),
         ("data.report", "known here: "),
+        ("data.column", "did you mean data.columns?"),
         ("model.lerning_rate", "did you mean training.learning_rate?"),
         ("nothing.alike", "the sections are run, data, "),
     ],

@@ -401,6 +401,7 @@ def test_the_header_of_a_file_that_was_joined_is_no_row(tmp_path):
 
 @pytest.mark.parametrize("name, content, words", [
     ("m.csv", "sep=,\n" + "id,text,label\n1,a,b\n" * 20, ["line 2", "3 fields instead of 2"]),
+    ("m.csv", "text;label\n" + "a, b;c;\n" * 20, ["3 fields instead of 2", "text, label"]),
     ("m.csv", "# export\nid,text\n" + "1,a\n" * 20, ["line 2", "lines above the header"]),
     ("m.jsonl", '{\n "text": "a",\n "label": "b"\n}\n' * 20, ["jq -c ."]),
 ])  # fmt: skip

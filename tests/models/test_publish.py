@@ -110,6 +110,7 @@ def test_versions_pointer_and_rolling_back(base, tiny_model_dir):
     assert resolve(root) == f"{root}/v=1"
     assert republish(configs["a"], 3)["changed"] is True
     assert republish(configs["a"], 3)["changed"] is False
+    assert storage.read_json(f"{root}/current.json")["action"] == "publish"  # not back, but on
     assert resolve(root) == f"{root}/v=3"
     assert {e.name for e in storage.list_dir(root)} == {
         "v=1", "v=2", "v=3", "current.json", "history", "claims",

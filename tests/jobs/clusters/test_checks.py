@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from howdah import storage
 from howdah.cli import app, run
 from howdah.cli import jobs as commands
 from howdah.config import loader
@@ -48,6 +49,18 @@ def config(tmp_path, monkeypatch, tiny_dataset, tiny_model_dir):
         return loader.from_dict({**held, **sections})
 
     return make
+
+
+def test_one_rank_has_room_for_its_checkpoints_as_a_job_has(
+    tmp_path, monkeypatch, capsys, tiny_dataset, tiny_model_dir
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(storage, "free_bytes", lambda path: 2**10)
+    words = ["train", "--set", f"data.dataset={tiny_dataset.path}",
+             "--set", f"model.base={tiny_model_dir}"]  # fmt: skip
+    assert run(lambda: app(words, standalone_mode=False)) == 5
+    assert "not enough space for the checkpoints" in capsys.readouterr().err
+    assert not os.path.exists("runs")  # nothing has begun
 
 
 def dry_run(config, say, etl=False):
