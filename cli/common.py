@@ -68,8 +68,8 @@ IdColumn = Annotated[
 
 
 _USUAL = "run.yaml"
-_ANSWERED: list[bool] = []
-"""For each answer of this command, whether it was JSON."""
+_ANSWERED: list[dict[str, Any]] = []
+"""The results that this command has printed."""
 _LOADED: list[Config] = []
 """The configuration that this command has loaded last."""
 _POLICIES: list[str] = []
@@ -88,7 +88,7 @@ def say(line: str) -> None:
 
 def answer(value: dict[str, Any], as_json: bool, lines: Sequence[str]) -> None:
     """Print the command's result: one JSON object, or lines of text."""
-    _ANSWERED.append(as_json)
+    _ANSWERED.append(value)
     for line in [_json.dumps(value, ensure_ascii=False)] if as_json else lines:
         _print(line, sys.stdout)
 

@@ -362,8 +362,9 @@ def export(
     json: AsJson = False,
 ) -> None:
     """Write a Hugging Face directory, ONNX, SavedModel from a checkpoint of the run."""
-    allowed(("--checkpoint", "path", checkpoint), ("--output", "path", output))
     checked = load(chosen(config, set), set)
+    path = None if checkpoint is None else checked.checkpoint_path(checkpoint)
+    allowed(("--checkpoint", "path", path), ("--output", "path", output))
     from howdah.training.export_run import export_run
 
     path = export_run(checked, checkpoint=checkpoint, output=output, progress=say)

@@ -7,6 +7,7 @@ queue or in a container.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 
@@ -30,9 +31,13 @@ from howdah.errors import (
     StorageFull,
 )
 from howdah.models.version import open_version
+from howdah.models.weights.lora import adapter_shapes
+from howdah.models.weights.parameters import trainable_names
 from howdah.packaging import cluster_paths
 
-_TENSORS = 3  # a checkpoint holds each parameter and Adam's two moments of it
+_TENSORS = 3  # a checkpoint holds each trained parameter and Adam's two moments of it
+_FLOAT = 4
+_LABELS = 2  # a classifier is small, whatever their number
 
 
 def problems_of(parts: Iterable[Callable[[], None]]) -> list[HowdahError]:
@@ -200,37 +205,45 @@ def begins(config: Config) -> None:
     begun, checkpoint = config.model.init_from, config.checkpoint.resume
     if begun is not None:
         open_version(begun, config.publish.directory, key="model.init_from")
-    path = config.checkpoint_path(checkpoint)
-    if checkpoint not in ("auto", "never") and not storage.is_dir(path):
+    if checkpoint not in ("auto", "never") and not storage.is_dir(checkpoint):
         raise CheckpointError(
             "this checkpoint does not exist",
-            where=f"checkpoint.resume {path}",
+            where=f"checkpoint.resume {checkpoint}",
             expected="a step-N directory, or `auto` for the run's newest complete checkpoint",
         )
 
 
 def free_space(config: Config) -> None:
-    """Check that there is space for the kept checkpoints, the one in writing and the best one."""
-    size = _weights_size(config.model.base)
+    """Check that there is space for the kept checkpoints, the one in writing and the best one, less
+    those that lie there already."""
+    size = _checkpoint_size(config)
     free = storage.free_bytes(config.checkpoint_directory)
     if size is None or free is None:
         return
-    count = config.checkpoint.keep + 2
-    if free < count * _TENSORS * size:
+    names: list[str] = []
+    with contextlib.suppress(NotFound):
+        names = [entry.name for entry in storage.list_dir(config.checkpoint_directory)]
+    count = max(1, config.checkpoint.keep + 2 - sum(name.startswith("step-") for name in names))
+    if free < count * size:
         raise StorageFull(
             "there is not enough space for the checkpoints",
             where=config.checkpoint_directory,
-            expected=f"{count * _TENSORS * size / 2**20:,.0f} MiB for {count} checkpoints",
+            expected=f"{count * size / 2**20:,.0f} MiB for {count} checkpoints",
             got=f"{free / 2**20:,.0f} MiB free",
             remedy="free space, raise the quota, or lower checkpoint.keep",
         )
 
 
-def _weights_size(base: str) -> int | None:
-    """Size of a model's weights in bytes; None: they are on the hub."""
-    if "://" not in base and not os.path.isdir(base):
+def _checkpoint_size(config: Config) -> int | None:
+    """Bytes of a checkpoint's tensors: those that are trained, and two moments of each; None: the
+    base is on the hub and not known, or not readable, which another check says."""
+    base = None
+    with contextlib.suppress(ModelError, NotFound):
+        base = base_config(config.model.base)
+    if base is None:
         return None
-    with contextlib.suppress(NotFound):
-        sizes = [e.size for e in storage.list_dir(base) if e.name.endswith(".safetensors")]
-        return sum(sizes) or None
-    return None
+    family, lora = family_of(base), config.training.lora
+    shapes = family.encoder_shapes(base) | family.head_shapes(base, _LABELS)
+    shapes |= adapter_shapes(base, config.model, lora)
+    names = trainable_names(base, config.model, lora)
+    return _TENSORS * sum(_FLOAT * math.prod(shapes[name]) for name in names)

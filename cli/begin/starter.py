@@ -62,18 +62,15 @@ def _begins_with_a_row(sample: Sample) -> bool:
     A whole line of the names is a second header, of files that were joined.
     """
     names = sample.names
-    return any(
-        any(row.get(name) == name for name in names)
-        and not all(row.get(name) == name for name in names)
-        for row in sample.rows
-    )
+    same = [sum(row.get(name) == name for name in names) for row in sample.rows]
+    return any(count and (count < len(names) or len(names) == 1) for count in same)
 
 
 def _without_rows(path: str, sample: Sample) -> DataError:
     remedy = "write the configuration by hand: howdah config init run.yaml"
     if not sample.malformed:
         return DataError(
-            f"rows of {sample.form} are not looked at"
+            f"a look at {sample.form.upper()} files shows their columns alone"
             if sample.form in ("orc", "avro")
             else "the source has no rows to look at",
             where=path,

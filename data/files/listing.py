@@ -7,13 +7,11 @@ they are found in, do not begin with `_` or `.`: markers, unfinished and hidden 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from howdah import storage
-from howdah.errors import UsageError
 from howdah.storage import Entry
 
 HIDDEN = ("_", ".")
@@ -35,13 +33,7 @@ def files_of(source: str) -> tuple[str | None, list[Entry]] | None:
         source = storage.local_path(source)
     if storage.exists(source):
         entry = storage.entry(source)
-        if not entry.is_dir and storage.is_local(source) and not os.path.isfile(source):
-            raise UsageError(
-                "the source is a pipe or a device",
-                where=source,
-                expected="a file, which is read several times",
-                remedy="write it to a file first",
-            )
+        storage.require_file(source)
         return (source, below(source)) if entry.is_dir else (None, [entry])
     names = source.split("/")
     fixed = next((n for n, name in enumerate(names) if set(name) & set("*?[")), len(names) - 1)

@@ -305,14 +305,6 @@ def guessed(sample: Sample) -> dict[str, str]:
         DataError: no column has a text.
     """
     values = {name: sample.column(name) for name in sample.names}
-    read = sample.rows[0] if sample.rows and sample.form == "parquet" else sample.names
-    if unread := _by_name([name for name in sample.names if name not in read], _TEXT):
-        raise DataError(
-            f"the column {unread[0]!r} has bytes or a map, not texts",
-            where=sample.path,
-            expected="a column of texts (string)",
-            remedy="write it as a string: in Spark CAST(... AS STRING), in pandas .str.decode()",
-        )
     lengths = {}
     for name, column in values.items():
         present = [len(one) for one in column if one]
@@ -326,6 +318,16 @@ def guessed(sample: Sample) -> dict[str, str]:
         )  # fmt: skip
     named = [name for name in _by_name(values, _TEXT) if lengths[name] >= lengths[longest] / 2]
     text = next(iter(named), longest)
+    read = sample.rows[0] if sample.form == "parquet" else sample.names
+    unread = _by_name([name for name in sample.names if name not in read], _TEXT)
+    if unread and not named and (_ID.fullmatch(text) or _repeats(values[text])):
+        raise DataError(
+            f"the column {unread[0]!r} has bytes, and no other column looks like texts",
+            where=sample.path,
+            expected="a column of texts (string)",
+            remedy="write it as a string: in Spark CAST(... AS STRING), in pandas"
+            ' .str.decode("utf-8")',
+        )
     columns = {"text": text}
     few = [name for name in values if name != text and _repeats(values[name])]
     if few:

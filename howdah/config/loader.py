@@ -85,7 +85,10 @@ def read(path: str) -> dict[str, Any]:
 def from_dict(raw: dict, where: str = "configuration") -> Config:
     """A Config of plain sections; raises ConfigError with every problem at once."""
     try:
-        return Config.model_validate(raw)
+        config = Config.model_validate(raw)
+        path = config.checkpoint_path(config.checkpoint.resume)
+        section = config.checkpoint.model_copy(update={"resume": path})
+        return config.model_copy(update={"checkpoint": section})
     except ValidationError as error:
         problems = _merged([_problem(item) for item in error.errors()])
         count = len(problems)

@@ -266,7 +266,7 @@ def read_text(path: str) -> str:
 
 def read_json(path: str) -> Any:
     """The file's JSON value; DataError if it is not JSON. An object: `read_object`."""
-    _require_file(path)
+    require_file(path)
     try:
         return json.loads(read_text(path))
     except json.JSONDecodeError as error:
@@ -276,12 +276,16 @@ def read_json(path: str) -> Any:
     raise DataError("the file is not JSON", where=where, got=got, remedy=_DAMAGED)
 
 
-def _require_file(path: str) -> None:
+def require_file(path: str) -> None:
     """Refuse a named pipe or a device: a thread that reads it might wait for ever."""
     local = local_path(path) if is_local(path) else None
     if local and os.path.exists(local) and not (os.path.isfile(local) or os.path.isdir(local)):
         raise DataError(
-            "the path is not a file", where=path, expected="a file", got="a pipe or a device"
+            "the path is not a file",
+            where=path,
+            expected="a file",
+            got="a pipe or a device",
+            remedy="write it to a file first",
         )
 
 

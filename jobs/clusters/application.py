@@ -57,10 +57,10 @@ class ProcessApplication(Application):
 
     def _ended(self) -> float:
         """When the driver wrote its last word, as far as this machine knows; else now."""
-        try:
-            return os.stat(os.path.join(self.record.directory, VERDICT)).st_mtime
-        except FileNotFoundError:
-            return time.time()
+        if self.record.here and self.record.is_ours:
+            with contextlib.suppress(OSError):
+                return os.stat(os.path.join(self.record.directory, VERDICT)).st_mtime
+        return time.time()
 
     def facts(self, driver: Mapping[str, Any]) -> dict[str, Any]:
         state, final = self._state(driver, self.record.driver_lives)

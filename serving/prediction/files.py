@@ -95,7 +95,7 @@ def check(
     *,
     id_required: bool,
     progress: Callable[[str], None] = lambda line: None,
-) -> Columns:
+) -> bool:
     """Call `check_files` for a source."""
     return reading.check_files(
         {entry.path: entry for entry in files.entries}, files.form, columns, options,
@@ -105,10 +105,12 @@ def check(
 
 
 def read(
-    spark: SparkSession, files: Files, columns: Columns, options: CsvOptions
+    spark: SparkSession, files: Files, columns: Columns, options: CsvOptions, *, keyed: bool
 ) -> tuple[DataFrame, Reader]:
     """Return a DataFrame of files that `check` has passed, and the reader of its batches.
 
+    Args:
+        keyed: what `check` returned.
     Raises:
         DataError: a CSV file with an unclosed quote.
     """
@@ -120,9 +122,14 @@ def read(
                 counted = text_rows.check_quotes(spark, separators, options).counted
             frame, tasks = text_rows.numbered(spark, files.entries, files.form, options)
             return frame, _Parts(
-                tasks=tasks, columns=columns, options=options, root=files.root, counted=counted
+                tasks=tasks,
+                columns=columns,
+                keyed=keyed,
+                options=options,
+                root=files.root,
+                counted=counted,
             )
-        return _columns(spark, files, columns), _Records(columns=columns)
+        return _columns(spark, files, columns), _Records(columns=columns, keyed=keyed)
 
 
 def table(spark: SparkSession, files: Files, columns: Columns, options: CsvOptions) -> DataFrame:
@@ -145,12 +152,13 @@ class _Parts:
 
     tasks: text_rows.Tasks
     columns: Columns
+    keyed: bool
     options: CsvOptions
     root: str | None
     counted: Mapping[str, Quotes] = field(default_factory=dict)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[Row]]:
-        rows = Rows(self.columns)
+        rows = Rows(self.columns, keyed=self.keyed)
         for batch in batches:
             for task in batch.column(0).to_pylist():
                 for number, part in self.tasks.parts[task]:
@@ -181,9 +189,10 @@ class _Records:
     """A reader of batches of the number and the mapped columns."""
 
     columns: Columns
+    keyed: bool
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[Row]]:
-        rows = Rows(self.columns)
+        rows = Rows(self.columns, keyed=self.keyed)
         for batch in batches:
             yield [
                 rows.row([record.get(name) for name in rows.names], record[_NUMBER])

@@ -20,7 +20,7 @@ from howdah.data.images import MAX_BYTES, UnusableImage
 from howdah.errors import HowdahError, NotFound, UsageError
 from howdah.models.opened.opened import ServedModel
 from howdah.serving.prediction.reading import Files, parquet_batches
-from howdah.serving.prediction.rows import Prediction, format_of
+from howdah.serving.prediction.rows import NO_KEY, Prediction, format_of
 from howdah.storage.charsets import spelled
 
 CHUNK_ROWS = 64
@@ -128,7 +128,7 @@ def _parquet_rows(
             value = record[top]
             for field in inner:
                 value = value.get(field) if isinstance(value, dict) else None
-            row_id = str(count) if row_key is None else row_key
+            row_id = (f"{NO_KEY}{count}" if has_key else str(count)) if row_key is None else row_key
             if isinstance(value, bytes):
                 yield ImageRow(row_id, value)
             else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from howdah.config.types import too_many
 from howdah.errors import TooManyErrors
-from howdah.serving.prediction.rows import Prediction, format_of, shown
+from howdah.serving.prediction.rows import NO_KEY, Prediction, format_of, shown
 
 if TYPE_CHECKING:
     from howdah.config.loader import Config
@@ -30,9 +30,11 @@ def reason_of(error: str) -> str:
     return _DETAIL.sub("", _LINE.sub("", error))
 
 
-def _example(reason: Mapping[str, Any]) -> str:
-    key = reason["example"]
-    return "a row without an id" if key is None else f"id {key}"
+def named(row_id: str | None) -> str:
+    """A row in a message: its id, or that it has none, as in a table."""
+    if row_id is None:
+        return "a row without an id"
+    return row_id if row_id.startswith(NO_KEY) else f"id {row_id}"
 
 
 class Reasons:
@@ -102,7 +104,7 @@ def require_few(summary: Mapping[str, Any], config: Config, source: str) -> None
     if not too_many(errors, rows, most):
         return
     why = "; ".join(
-        f"{one['error']}: {one['rows']:,} ({_example(one)}"
+        f"{one['error']}: {one['rows']:,} ({named(one['example'])}"
         + (f", {one['first']})" if one["first"] != one["error"] else ")")
         for one in summary["reasons"]
     )

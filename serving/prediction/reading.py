@@ -21,7 +21,7 @@ from howdah.data.files import checks, everyday, footers, peek, records
 from howdah.data.files.listing import files_of
 from howdah.data.files.records import Part
 from howdah.errors import DataError, NotFound
-from howdah.serving.prediction.rows import EMPTY, SUFFIXES, Row, format_of
+from howdah.serving.prediction.rows import EMPTY, NO_KEY, SUFFIXES, Row, format_of
 from howdah.storage import Entry
 from howdah.storage.charsets import ESCAPE, SURROGATES, spelled
 
@@ -104,11 +104,11 @@ def check_files(
     root: str | None = None,
     remedy: str = _OPTIONS,
     progress: Callable[[str], None] = lambda line: None,
-) -> Columns:
+) -> bool:
     """Require that files of a format have the mapped columns (`checks.check`).
 
     Returns:
-        The columns, without the id where there is no such column; a line says so.
+        True if the rows have ids of their own; else a line says so.
     """
     texts = [*columns.text, *(columns.text_pair or ())]
     required = [
@@ -122,10 +122,10 @@ def check_files(
         for name in mapped(columns)
     ]
     checked = checks.check(files, form, required, options, source=source, root=root, remedy=remedy)
-    if columns.id not in checked.missing:
-        return columns
-    progress(no_ids(str(columns.id)))
-    return columns.model_copy(update={"id": None})
+    missing = columns.id in checked.missing
+    if missing:
+        progress(no_ids(str(columns.id)))
+    return not missing and columns.id is not None
 
 
 def no_ids(name: str) -> str:
@@ -172,20 +172,17 @@ def read_rows(
                 expected=", ".join(SUFFIXES) + ", also with .gz, .bz2 or .zst (not .parquet)",
             )
         forms.setdefault(form, {})[entry.path] = entry
-    ids: set[str | None] = set()
+    keyed = False
     for form, form_files in forms.items():
-        checked = check_files(
+        keyed |= check_files(
             form_files, form, columns, options, source=files.paths[0], id_required=id_required,
             root=files.root, remedy=remedy, progress=progress,
         )  # fmt: skip
-        ids.add(checked.id)
         first = peek.sample(next(iter(form_files)), form, options)
         peek.refuse_encoding(first, mapped(columns), most_undecodable)
         if line := first.stripped:
             progress(line)
-    if ids == {None}:
-        columns = columns.model_copy(update={"id": None})
-    return _rows(files, Rows(columns), options)
+    return _rows(files, Rows(columns, keyed=keyed), options)
 
 
 def _rows(files: Files, rows: Rows, options: CsvOptions) -> Iterator[Row]:
@@ -202,9 +199,13 @@ def _rows(files: Files, rows: Rows, options: CsvOptions) -> Iterator[Row]:
 
 
 class Rows:
-    """Makes rows from the values of the mapped columns."""
+    """Makes rows from the values of the mapped columns.
 
-    def __init__(self, columns: Columns) -> None:
+    Args:
+        keyed: rows have keys. One without gets `row N`: a number could be another row's key.
+    """
+
+    def __init__(self, columns: Columns, *, keyed: bool) -> None:
         self.names = mapped(columns)
         self._separator = columns.separator
         at = {name: number for number, name in enumerate(self.names)}
@@ -212,6 +213,7 @@ class Rows:
         if columns.text_pair is not None:
             self._sides.append([at[name] for name in columns.text_pair])
         self._id = at[columns.id] if columns.id else None
+        self._unnamed = NO_KEY if keyed else ""
 
     def of_part(
         self, part: Part, options: CsvOptions, *, root: str | None, first: int, **more: Any
@@ -235,7 +237,7 @@ class Rows:
 
         Args:
             values: values of `names`: texts, None, or what is not a text.
-            number: the id of the row where there is no id column.
+            number: the id of a row that has none.
         """
         key = None if self._id is None else values[self._id]
         row_id, problem = self._without_key(number), None
@@ -261,9 +263,8 @@ class Rows:
             return Row(row_id, None, problem)
         return Row(row_id, text, pair=len(texts) > 1)
 
-    def _without_key(self, number: int) -> str | None:
-        """The id of a row without a key. Beside keys a number could be taken for one of them."""
-        return str(number) if self._id is None else None
+    def _without_key(self, number: int) -> str:
+        return f"{self._unnamed}{number}"
 
 
 def _kind(value: Any) -> str:

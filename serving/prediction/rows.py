@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
@@ -36,8 +37,10 @@ TABLE = "table:"
 """Prefix of an output that is a Hive table."""
 EMPTY = "the text is empty"
 """Error of a row that has no text, or whose text is empty after cleaning."""
-_OF_SPARK = ("part-", "_", ".")
-"""Beginnings of the names in a directory of Spark's: its rows, its marker, checksums."""
+NO_KEY = "row "
+"""How the id of a row begins that has no key, where others have one."""
+_OF_SPARK = re.compile(r"part-\d{5}.*|_SUCCESS|_temporary|\..*\.crc")
+"""Names in a directory of Spark's: rows, marker, what an attempt has left, checksums."""
 _SPARK_SUFFIXES = {".orc": "orc", ".avro": "avro"}
 """Formats that only Spark reads."""
 
@@ -46,8 +49,7 @@ _SPARK_SUFFIXES = {".orc": "orc", ".avro": "avro"}
 class Row:
     """A row to classify; `text` is None if there is an `error`."""
 
-    id: str | None
-    """Its key; None: it has none, and others have."""
+    id: str
     text: str | None
     error: str | None = None
     pair: bool = False
@@ -63,7 +65,7 @@ class Prediction:
     rejects has scores, but neither a label nor an error.
     """
 
-    id: str | None
+    id: str
     label: str | list[str] | float | None
     scores: np.ndarray | None
     error: str | None = None
@@ -235,7 +237,7 @@ def _real(path: str) -> str:
     return (
         os.path.realpath(storage.local_path(path))
         if storage.is_local(path)
-        else storage.absolute(path)
+        else storage.absolute(path).rstrip("/")
     )
 
 
@@ -253,7 +255,7 @@ def refuse_existing(output: str, *, overwrite: bool) -> None:
             remedy="give another name, or replace it by --overwrite",
         )
     entries = storage.list_dir(output) if storage.is_dir(output) else []
-    others = [one.name for one in entries if one.is_dir or not one.name.startswith(_OF_SPARK)]
+    others = [one.name for one in entries if not _OF_SPARK.fullmatch(one.name)]
     if others:
         raise AlreadyExists(
             "the output is a directory with other files than predictions",

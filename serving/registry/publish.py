@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import secrets
 import time
@@ -23,7 +24,7 @@ from howdah.config.model import Config
 from howdah.core.activity import Progress
 from howdah.core.user import user_and_host
 from howdah.data.lineage import forgotten
-from howdah.errors import AlreadyExists, ForgottenRows, ModelError, NotFound, UsageError
+from howdah.errors import AlreadyExists, DataError, ForgottenRows, ModelError, NotFound, UsageError
 from howdah.models import integrity
 from howdah.models.registry import CHALLENGER, EXPORT_FOLDERS, MANIFEST, Published, manifest_of
 from howdah.serving.registry.gate import Evaluate, Run, Verdict, finished_run, judge, now_text
@@ -219,9 +220,15 @@ def _began_from(base: dict | None) -> Iterator[tuple[str, dict]]:
 
 
 # ---------------------------------------------------------------------------------- a version
-def _version_of(model: Published, run: Run, progress: Progress = lambda line: None) -> int | None:
-    """Find the version with the run's weights and decision, if there is one that is whole."""
-    for number in model.numbers():
+def _version_of(
+    model: Published, run: Run, progress: Progress = lambda line: None, *, below: float = math.inf
+) -> int | None:
+    """Find the version with the run's weights and decision, if there is one that is whole.
+
+    Args:
+        below: only versions with lower numbers are looked at.
+    """
+    for number in (number for number in model.numbers() if number < below):
         try:
             manifest = model.version(number)
         except ModelError:  # its publisher has not finished
@@ -230,8 +237,9 @@ def _version_of(model: Published, run: Run, progress: Progress = lambda line: No
         if identity != (run.run_id, run.weights, run.decision):
             continue
         try:
-            integrity.require_whole(model.path_of(number), manifest["files"])
-        except ModelError as error:
+            files = model.version(number, whole=True)["files"]
+            integrity.require_whole(model.path_of(number), files)
+        except (ModelError, DataError) as error:
             progress(f"version {number} is damaged ({error.where}): the run gets another one")
             continue
         return number
@@ -263,8 +271,8 @@ def _add_version(model: Published, run: Run, progress: Progress) -> int:
         storage.write_whole(storage.join(staging, MANIFEST), _json(manifest))
         number = _take_number(model, staged)
     commit.sweep(storage.list_dir(model.root), _is_stale)
-    first = _version_of(model, run)
-    if first is not None and first < number:
+    first = _version_of(model, run, below=number)
+    if first is not None:
         # Two publishers had the same run: the first one's version stays.
         commit.retract(model.path_of(number), staging)
         return first

@@ -32,7 +32,7 @@ from howdah.serving.prediction.reading import (
     read_rows,
     source_files,
 )
-from howdah.serving.prediction.rows import Prediction, Row, format_of
+from howdah.serving.prediction.rows import NO_KEY, Prediction, Row, format_of
 from howdah.serving.scoring.labels import joined_file, joined_table
 from howdah.storage.charsets import spelled
 
@@ -330,7 +330,8 @@ def _predictions(path: str, labels: Sequence[str]) -> Iterator[Prediction]:
                 expected=f"{len(labels)} scores",
                 got=str(scores)[:100],
             )
-        yield Prediction(spelled(str(row_id)), label, scores_C, error)
+        key = f"{NO_KEY}{number}" if row_id is None else spelled(str(row_id))
+        yield Prediction(key, label, scores_C, error)
 
 
 def _records(path: str, labels: Sequence[str]) -> Iterator[Sequence[Any]]:

@@ -12,8 +12,9 @@ from howdah.data.spark import ids
 from howdah.data.targets import label_mapping, label_name
 from howdah.errors import DataError, UsageError
 from howdah.serving.prediction import files
+from howdah.serving.prediction.judged import named
 from howdah.serving.prediction.reading import read_rows, source_files
-from howdah.serving.prediction.rows import EMPTY, Row, format_of
+from howdah.serving.prediction.rows import EMPTY, NO_KEY, Row, format_of
 from howdah.spark.errors import translated
 from howdah.spark.paths import quoted
 
@@ -53,7 +54,7 @@ def joined_file(
     for row in read_rows(source_files(path), columns, csv_options=csv_options, remedy=_OPTIONS):
         if row.error not in (None, EMPTY):
             unread.append(row)
-        if row.id is None or row.id not in predicted or row.text is None:
+        if row.id.startswith(NO_KEY) or row.id not in predicted or row.text is None:
             continue
         value = label_name(row.text)
         label = value if names is None else names.get(value, value)
@@ -62,7 +63,7 @@ def joined_file(
     for row_id in unclear:
         del labels[row_id]
     if unread:
-        example = f"{unread[0].error} (id {unread[0].id})"
+        example = f"{unread[0].error} ({named(unread[0].id)})"
         progress(f"{path}: {len(unread):,} rows cannot be read and are left out, such as {example}")
     if unclear:
         progress(_unclear(path, len(unclear), min(unclear)))

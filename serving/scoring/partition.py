@@ -22,6 +22,7 @@ from howdah.models.scored import Files, Marker
 from howdah.serving.prediction import frames
 from howdah.serving.prediction.cluster import ModelFiles
 from howdah.serving.prediction.executor import ModelLocation
+from howdah.serving.prediction.judged import named
 from howdah.serving.scoring import marker as markers
 from howdah.serving.scoring.executor import RowScorer, columns_of, profiles
 from howdah.spark.hive_catalog import Catalogue, Table, listed, path_of, rows_of, text_of
@@ -159,7 +160,8 @@ class PartitionScorer:
         if not too_many(errors, rows, self.most):
             return
         shown = "; ".join(
-            f"{one['error']}: {one['rows']:,} (id {one['example']})" for one in counts["reasons"]
+            f"{one['error']}: {one['rows']:,} ({named(one['example'])})"
+            for one in counts["reasons"]
         )
         raise TooManyErrors(
             "too many rows of the partition have no usable text; nothing is replaced",

@@ -401,6 +401,8 @@ def test_the_header_of_a_file_that_was_joined_is_no_row(tmp_path):
 
 @pytest.mark.parametrize("name, content, words", [
     ("m.csv", "sep=,\n" + "id,text,label\n1,a,b\n" * 20, ["line 2", "3 fields instead of 2"]),
+    ("m.csv", "sep=;\n" + "id;text;label\n1;a, b;c\n" * 20, ["3 fields instead of 2"]),
+    ("m.csv", "# export\n" + "id;text;label\n1;a;b\n" * 20, ["3 fields instead of 1"]),
     ("m.csv", "text;label\n" + "a, b;c;\n" * 20, ["3 fields instead of 2", "text, label"]),
     ("m.csv", "# export\nid,text\n" + "1,a\n" * 20, ["line 2", "lines above the header"]),
     ("m.jsonl", '{\n "text": "a",\n "label": "b"\n}\n' * 20, ["jq -c ."]),
@@ -418,6 +420,9 @@ def test_a_label_is_not_taken_for_a_text_of_bytes(tmp_path):
     pd.DataFrame({"text": texts, "label": ["a", "b"] * 30}).to_parquet(path)
     with pytest.raises(DataError, match="'text' has bytes"):
         starter.from_source(path)
+    captions = [f"a caption {n}" for n in range(60)]
+    pd.DataFrame({"content": texts, "caption": captions, "label": ["a", "b"] * 30}).to_parquet(path)
+    assert configuration(path)[0]["data"]["columns"]["text"] == "caption"
 
 
 def test_columns_are_named_by_their_names_and_values(tmp_path):

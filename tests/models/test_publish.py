@@ -66,6 +66,8 @@ def test_a_run_whose_version_is_damaged_gets_another_one(tmp_path, tiny_model_di
     config = config_of(run, str(tmp_path / "models"))
     root, lines = f"{tmp_path}/models/zoo", []
     assert publish(config, never)["version"] == 1
+    never_again = publish(config, never)
+    assert never_again["changed"] is False
     [name] = [n for n in whole(f"{root}/v=1")["files"] if n.endswith(".safetensors")]
     os.truncate(f"{root}/v=1/{name}", 100)
     with pytest.raises(ModelError, match="damaged"):

@@ -72,6 +72,8 @@ class HorovodTfComm(HorovodComm):
                 # message; errors of other operators are not changed.
                 if not _OF_A_COLLECTIVE.search(str(error)):
                     raise
-                # A graph's error says first where the node was defined, with its lines indented.
-                flush = [line for line in str(error.message).splitlines() if line == line.lstrip()]
-                raise lost(self._where, "\n".join(flush[-1:])) from error
+                # A graph's error says first where the node was defined; the cause comes before the
+                # node's name in braces.
+                before, *_ = str(error.message).partition("\n\t [[{{")
+                lines = [line.strip() for line in before.splitlines() if line.strip()]
+                raise lost(self._where, "\n".join(lines[-1:])) from error

@@ -354,8 +354,8 @@ def evaluate_run(
     trained = version.info.get("dataset") or {}
     if trained.get("hash") not in (None, dataset.manifest.dataset_hash):
         progress(
-            f"of {dataset.path}; it was trained on {trained.get('path')}, whose {split} rows may"
-            " be others"
+            f"this is {dataset.path}; the model was trained on {trained.get('path')}, whose"
+            f" {split} rows may be others"
         )
     return evaluate(
         served.forward,

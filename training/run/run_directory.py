@@ -133,7 +133,7 @@ class RunDirectory:
             saved = self.checkpoints.newest()
             if saved is None or saved.step <= than:
                 return None
-            checkpoint = self.checkpoints.latest(expect)
+            checkpoint = self.checkpoints.latest(expect, in_memory=True)
         except (StorageError, CheckpointError) as error:
             self._logger.say(f"warning: {render(error)}\n  resuming from memory instead")
             return None
@@ -160,8 +160,7 @@ class RunDirectory:
             self._set_aside(-1)
         # A run that began from a path and was lost before its first checkpoint begins there again.
         if checkpoint is None and rule not in ("auto", "never"):
-            path = self._config.checkpoint_path(rule)
-            checkpoint = load(path, expect, when_used=when_used)
+            checkpoint = load(rule, expect, when_used=when_used)
             is_here = self.checkpoints.is_here(checkpoint)
             self._set_aside(checkpoint.step if is_here else -1)
             if not (is_here or begun) and self._metrics.last[0] >= 0:

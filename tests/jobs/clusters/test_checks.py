@@ -23,6 +23,7 @@ from howdah.errors import (
     HowdahError,
     JobLost,
     NotFound,
+    StorageFull,
     UsageError,
 )
 from howdah.jobs import checks, record
@@ -61,6 +62,21 @@ def test_one_rank_has_room_for_its_checkpoints_as_a_job_has(
     assert run(lambda: app(words, standalone_mode=False)) == 5
     assert "not enough space for the checkpoints" in capsys.readouterr().err
     assert not os.path.exists("runs")  # nothing has begun
+
+
+def test_the_space_is_for_what_is_trained_and_not_there_yet(config, monkeypatch):
+    whole = config()
+    lora = config(training={"lora": {"rank": 2}, "framework": "torch"})
+    size = checks._checkpoint_size(whole)
+    assert checks._checkpoint_size(lora) < size / 5
+    monkeypatch.setattr(storage, "free_bytes", lambda path: size)
+    checks.free_space(lora)
+    with pytest.raises(StorageFull, match="not enough space") as caught:
+        checks.free_space(whole)
+    assert "for 5 checkpoints" in caught.value.expected
+    for step in (10, 20, 30, 40):
+        os.makedirs(f"{whole.checkpoint_directory}/step-{step}")
+    checks.free_space(whole)  # one more fits
 
 
 def dry_run(config, say, etl=False):

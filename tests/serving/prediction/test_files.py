@@ -72,9 +72,9 @@ def odd_files(directory) -> dict[str, str]:
     return {path.name: str(path) for path in sorted(directory.iterdir())}
 
 
-def alike(row_id: str | None, error: str | None) -> tuple[str, str]:
+def alike(row_id: str, error: str | None) -> tuple[str, str]:
     """(id, error) without a row's number and its line. No key of `odd_files` is a whole number."""
-    key = "" if row_id is None or row_id.isdecimal() else row_id
+    key = re.sub(r"^(row )?\d+$", r"\1", row_id)
     return key, re.sub(r"^line \d+: ", "", error or "")
 
 
@@ -87,8 +87,8 @@ def by_spark(spark, source, columns, options, *, id_required):
             yield pa.RecordBatch.from_pydict(cells, pa.schema(dict.fromkeys(cells, pa.string())))
 
     inputs = files.find(source, None)
-    files.check(inputs, columns, options, id_required=id_required)
-    frame, reader = files.read(spark, inputs, columns, options)
+    keyed = files.check(inputs, columns, options, id_required=id_required)
+    frame, reader = files.read(spark, inputs, columns, options, keyed=keyed)
     return frame.mapInArrow(rows, "id string, text string, error string")
 
 

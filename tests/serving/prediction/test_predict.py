@@ -141,12 +141,12 @@ def test_without_a_key_rows_are_numbered(served, tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
-def test_a_row_without_a_key_beside_keys_gets_no_number(served, tmp_path, ending):
+def test_a_row_without_a_key_beside_keys_gets_no_number_alone(served, tmp_path, ending):
     # Its number could be the key of another row: here it is 2.
     source = write(tmp_path / "in.csv", "text,key\nthe,0\nof,1\nin,\nthe,2\nof,3,more\n")
     output = str(tmp_path / f"out.{ending}")
     predictor.predict("m", source, output, overwrite=True)
-    assert [row["id"] or None for row in read_output(output)] == ["0", "1", None, "2", None]
+    assert [row["id"] for row in read_output(output)] == ["0", "1", "row 2", "2", "row 4"]
 
 
 def test_overwrite_deletes_no_directory_of_other_files(served, tmp_path):
@@ -167,7 +167,7 @@ def test_overwrite_deletes_no_directory_of_other_files(served, tmp_path):
 def test_a_pipe_is_refused(served, tmp_path):
     pipe = str(tmp_path / "in.csv")
     os.mkfifo(pipe)
-    with pytest.raises(UsageError, match="a pipe or a device"):
+    with pytest.raises(DataError, match="not a file"):
         predictor.predict("m", pipe, str(tmp_path / "out.csv"))
 
 
@@ -203,7 +203,7 @@ def test_bad_rows_are_written_with_their_error(served, tmp_path):
     summary = predictor.predict("m", str(source), output)
     rows = read_output(output)
     assert [row["label"] for row in rows] == ["odd"] + [None] * 7 + ["even"]
-    assert [row["id"] for row in rows] == ["a", "b", "c", "d", "e", "f", None, None, "i"]
+    assert [row["id"] for row in rows] == ["a", "b", "c", "d", "e", "f", "row 6", "row 7", "i"]
     errors = [row["error"] for row in rows]
     assert errors[0] is errors[8] is None
     for error, part in zip(

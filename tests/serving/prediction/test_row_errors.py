@@ -59,11 +59,7 @@ def test_errors_are_counted_by_reason_and_too_many_end_with_code_3(command, tmp_
         "--source", source, "--output", output, "--overwrite",
         "--set", "score.max_error_fraction=0.01",
     )  # fmt: skip
-    assert (
-        code == 3
-        and "4 of 101 rows (3.96%)" in log
-        and "not JSON: 2 (a row without an id, line 98" in log
-    )
+    assert code == 3 and "4 of 101 rows (3.96%)" in log and "not JSON: 2 (row 97, line 98" in log
     assert len(read_output(output)) == 101  # with the errors of each
 
 

@@ -290,6 +290,16 @@ def test_all_corrupt_is_an_error_and_not_a_fresh_start(tmp_path):
     assert opened(str(tmp_path)).latest(IDENTITY).step == 10
 
 
+def test_a_state_in_memory_is_saved_in_place_of_corrupt_ones(tmp_path):
+    checkpoints = opened(str(tmp_path))
+    save(checkpoints, 10)
+    flip(checkpoints.path_of(10) + "/model.safetensors")
+    assert checkpoints.latest(IDENTITY, in_memory=True) is None
+    save(checkpoints, 10)
+    assert names(checkpoints) == ["quarantine-step-10.1", "step-10"]
+    assert checkpoints.latest(IDENTITY).step == 10
+
+
 def test_a_header_with_wrong_sizes_is_refused():
     for data in (b"", b"\xff" * 16, b"\x02" + b"\0" * 7 + b"{}"[:1], b"\x02" + b"\0" * 7 + b"[]"):
         with pytest.raises(FormatError):

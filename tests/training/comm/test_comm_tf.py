@@ -33,7 +33,7 @@ def comm(tf):
         ("Graph execution error:\n\nDetected at node howdah.gradient.0 defined at (most recent call"
          " last):\n  File \"training.py\", line 3, in <module>\n",
          "Read error [127.0.0.1]:5002: Connection reset by peer",
-         "\n\t [[{{node howdah.gradient.0}}]]"),
+         "\n\n\t [[{{node howdah.gradient.0}}]]\n0 derived errors ignored."),
         ("", "[/build/gloo/transport/tcp/pair.cc:633] Read error: Connection reset by peer", ""),
     ],
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """Settings of a run's steps, by its attempts."""
 
 from howdah.config.data import DataSection
-from howdah.config.loader import from_dict
+from howdah.config.loader import from_dict, load
 from howdah.models.runs.settings import described, learnt_with, settings_at, stages, unlike
 from tests.support.rows.appended import build_appended
 
@@ -77,3 +77,12 @@ def test_settings_that_a_version_was_not_made_with_are_named(tmp_path, tiny_mode
         f"data.max_length {longest} (the configuration says {longest + 1})",
         "data.clean.html_tags false (the configuration says true)",
     ]
+
+
+def test_a_step_of_the_run_is_its_path_and_another_value_stays():
+    for resume, path in (
+        ("step-60", "hdfs://h/runs/a/checkpoints/step-60"), ("auto", "auto"), ("never", "never"),
+        ("runs/b/checkpoints/step-60", "runs/b/checkpoints/step-60"),
+    ):  # fmt: skip
+        config = load(None, ["run.directory=hdfs://h/runs/a", f"checkpoint.resume={resume}"])
+        assert config.checkpoint.resume == path
