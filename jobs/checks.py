@@ -222,7 +222,8 @@ def free_space(config: Config) -> None:
         return
     names: list[str] = []
     with contextlib.suppress(NotFound):
-        names = [entry.name for entry in storage.list_dir(config.checkpoint_directory)]
+        if config.checkpoint.resume == "auto":  # else they are kept under other names
+            names = [entry.name for entry in storage.list_dir(config.checkpoint_directory)]
     count = max(1, config.checkpoint.keep + 2 - sum(name.startswith("step-") for name in names))
     if free < count * size:
         raise StorageFull(
@@ -237,12 +238,13 @@ def free_space(config: Config) -> None:
 def _checkpoint_size(config: Config) -> int | None:
     """Bytes of a checkpoint's tensors: those that are trained, and two moments of each; None: the
     base is on the hub and not known, or not readable, which another check says."""
-    base = None
+    base, lora = None, config.training.lora
     with contextlib.suppress(ModelError, NotFound):
         base = base_config(config.model.base)
-    if base is None:
+    family = None if base is None else family_of(base)
+    sizes = () if family is None else [base.get(key) for key in family.size_keys]
+    if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
         return None
-    family, lora = family_of(base), config.training.lora
     shapes = family.encoder_shapes(base) | family.head_shapes(base, _LABELS)
     shapes |= adapter_shapes(base, config.model, lora)
     names = trainable_names(base, config.model, lora)

@@ -320,7 +320,7 @@ def guessed(sample: Sample) -> dict[str, str]:
     text = next(iter(named), longest)
     read = sample.rows[0] if sample.form == "parquet" else sample.names
     unread = _by_name([name for name in sample.names if name not in read], _TEXT)
-    if unread and not named and (_ID.fullmatch(text) or _repeats(values[text])):
+    if unread and not named and not any(" " in one.strip() for one in values[text] if one):
         raise DataError(
             f"the column {unread[0]!r} has bytes, and no other column looks like texts",
             where=sample.path,

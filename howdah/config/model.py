@@ -462,7 +462,7 @@ class Config(Section):
 
     def checkpoint_path(self, name: str) -> str:
         """The path of a checkpoint: `step-60` is one of this run's, everything else a path."""
-        return f"{self.checkpoint_directory}/{name}" if _STEP.fullmatch(name) else name
+        return f"{self.checkpoint_directory.rstrip('/')}/{name}" if _STEP.fullmatch(name) else name
 
     @property
     def model_directory(self) -> str:

@@ -78,7 +78,7 @@ def already_finished(config: Config) -> list[str] | None:
     if run.get("status") != "finished" or resume == "never":
         return None
     before = _trained(directory)
-    if before is None or resume not in ("auto", before.checkpoint.resume):
+    if before is None or (resume != "auto" and _own_name(config) != _own_name(before)):
         return None  # its configuration cannot be read, or it starts from another checkpoint
     then, now = learnt_with(before), learnt_with(config)
     changed = {key for key in now if not _same(then.get(key), now[key])}
@@ -111,6 +111,11 @@ def already_finished(config: Config) -> list[str] | None:
         f"this run is finished: step {steps} of {steps}{exported}",
         *_afterwards(before, config),
     ]
+
+
+def _own_name(config: Config) -> str:
+    """checkpoint.resume, without the directory of the run's own checkpoints (absolute in a job)."""
+    return config.checkpoint.resume.removeprefix(config.checkpoint_directory.rstrip("/") + "/")
 
 
 def of_finished(config: Config, *, on: str) -> dict[str, Any]:

@@ -95,9 +95,9 @@ def check(
     *,
     id_required: bool,
     progress: Callable[[str], None] = lambda line: None,
-) -> bool:
+) -> None:
     """Call `check_files` for a source."""
-    return reading.check_files(
+    reading.check_files(
         {entry.path: entry for entry in files.entries}, files.form, columns, options,
         source=files.root or files.paths[0], id_required=id_required, root=files.root,
         progress=progress,
@@ -105,12 +105,10 @@ def check(
 
 
 def read(
-    spark: SparkSession, files: Files, columns: Columns, options: CsvOptions, *, keyed: bool
+    spark: SparkSession, files: Files, columns: Columns, options: CsvOptions
 ) -> tuple[DataFrame, Reader]:
     """Return a DataFrame of files that `check` has passed, and the reader of its batches.
 
-    Args:
-        keyed: what `check` returned.
     Raises:
         DataError: a CSV file with an unclosed quote.
     """
@@ -124,12 +122,11 @@ def read(
             return frame, _Parts(
                 tasks=tasks,
                 columns=columns,
-                keyed=keyed,
                 options=options,
                 root=files.root,
                 counted=counted,
             )
-        return _columns(spark, files, columns), _Records(columns=columns, keyed=keyed)
+        return _columns(spark, files, columns), _Records(columns=columns)
 
 
 def table(spark: SparkSession, files: Files, columns: Columns, options: CsvOptions) -> DataFrame:
@@ -152,13 +149,12 @@ class _Parts:
 
     tasks: text_rows.Tasks
     columns: Columns
-    keyed: bool
     options: CsvOptions
     root: str | None
     counted: Mapping[str, Quotes] = field(default_factory=dict)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[Row]]:
-        rows = Rows(self.columns, keyed=self.keyed)
+        rows = Rows(self.columns)
         for batch in batches:
             for task in batch.column(0).to_pylist():
                 for number, part in self.tasks.parts[task]:
@@ -189,10 +185,9 @@ class _Records:
     """A reader of batches of the number and the mapped columns."""
 
     columns: Columns
-    keyed: bool
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[Row]]:
-        rows = Rows(self.columns, keyed=self.keyed)
+        rows = Rows(self.columns)
         for batch in batches:
             yield [
                 rows.row([record.get(name) for name in rows.names], record[_NUMBER])

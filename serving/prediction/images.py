@@ -128,9 +128,10 @@ def _parquet_rows(
             value = record[top]
             for field in inner:
                 value = value.get(field) if isinstance(value, dict) else None
-            row_id = (f"{NO_KEY}{count}" if has_key else str(count)) if row_key is None else row_key
+            if row_key is None:  # beside ids a number could be another row's
+                row_key = f"{NO_KEY}{count}" if key else str(count)
             if isinstance(value, bytes):
-                yield ImageRow(row_id, value)
+                yield ImageRow(row_key, value)
             else:
                 why = "null" if value is None else f"{type(value).__name__}, not bytes"
-                yield ImageRow(row_id, None, f"the image is {why}")
+                yield ImageRow(row_key, None, f"the image is {why}")

@@ -104,11 +104,10 @@ def check_files(
     root: str | None = None,
     remedy: str = _OPTIONS,
     progress: Callable[[str], None] = lambda line: None,
-) -> bool:
+) -> None:
     """Require that files of a format have the mapped columns (`checks.check`).
 
-    Returns:
-        True if the rows have ids of their own; else a line says so.
+    A line says so if rows have no id of their own.
     """
     texts = [*columns.text, *(columns.text_pair or ())]
     required = [
@@ -122,16 +121,15 @@ def check_files(
         for name in mapped(columns)
     ]
     checked = checks.check(files, form, required, options, source=source, root=root, remedy=remedy)
-    missing = columns.id in checked.missing
-    if missing:
+    if columns.id in checked.missing:
         progress(no_ids(str(columns.id)))
-    return not missing and columns.id is not None
 
 
 def no_ids(name: str) -> str:
     """Return the line that rows are numbered, since the training data's column is missing."""
     return (
-        f"the source has no column {name!r}: ids are the rows' numbers (--id-column names another)"
+        f"the source has no column {name!r}: ids are the rows' numbers, as `{NO_KEY}0` (--id-column"
+        " names another)"
     )
 
 
@@ -172,9 +170,8 @@ def read_rows(
                 expected=", ".join(SUFFIXES) + ", also with .gz, .bz2 or .zst (not .parquet)",
             )
         forms.setdefault(form, {})[entry.path] = entry
-    keyed = False
     for form, form_files in forms.items():
-        keyed |= check_files(
+        check_files(
             form_files, form, columns, options, source=files.paths[0], id_required=id_required,
             root=files.root, remedy=remedy, progress=progress,
         )  # fmt: skip
@@ -182,7 +179,7 @@ def read_rows(
         peek.refuse_encoding(first, mapped(columns), most_undecodable)
         if line := first.stripped:
             progress(line)
-    return _rows(files, Rows(columns, keyed=keyed), options)
+    return _rows(files, Rows(columns), options)
 
 
 def _rows(files: Files, rows: Rows, options: CsvOptions) -> Iterator[Row]:
@@ -201,11 +198,10 @@ def _rows(files: Files, rows: Rows, options: CsvOptions) -> Iterator[Row]:
 class Rows:
     """Makes rows from the values of the mapped columns.
 
-    Args:
-        keyed: rows have keys. One without gets `row N`: a number could be another row's key.
+    Where there is an id column, a row without an id gets `row N`: a number could be another's id.
     """
 
-    def __init__(self, columns: Columns, *, keyed: bool) -> None:
+    def __init__(self, columns: Columns) -> None:
         self.names = mapped(columns)
         self._separator = columns.separator
         at = {name: number for number, name in enumerate(self.names)}
@@ -213,7 +209,7 @@ class Rows:
         if columns.text_pair is not None:
             self._sides.append([at[name] for name in columns.text_pair])
         self._id = at[columns.id] if columns.id else None
-        self._unnamed = NO_KEY if keyed else ""
+        self._unnamed = NO_KEY if columns.id else ""
 
     def of_part(
         self, part: Part, options: CsvOptions, *, root: str | None, first: int, **more: Any
@@ -228,7 +224,7 @@ class Rows:
         for number, (line, values, problem, _) in enumerate(rows, first):
             if problem is not None:
                 where = f"line {line}: " if line else ""
-                yield Row(self._without_key(number), None, where + spelled(problem))
+                yield Row(self._without_key(number), None, where + spelled(problem), has_key=False)
             else:
                 yield self.row(values, number)
 
@@ -247,21 +243,23 @@ class Rows:
             row_id = spelled(key)
             if row_id != key:
                 problem = "the id is not in the file's encoding"
+        has_key = key is not None
         texts = []
         for side, name in zip(self._sides, ("text", "second text"), strict=False):
             # Nulls are skipped, as in Spark's concat_ws, which made the training texts.
             present = [values[at] for at in side if values[at] is not None]
             if not present:
-                return Row(row_id, None, problem or EMPTY)
+                return Row(row_id, None, problem or EMPTY, has_key=has_key)
             if wrong := [part for part in present if not isinstance(part, str)]:
-                return Row(row_id, None, problem or f"the {name} is {_kind(wrong[0])}, not a text")
+                why = problem or f"the {name} is {_kind(wrong[0])}, not a text"
+                return Row(row_id, None, why, has_key=has_key)
             texts.append(self._separator.join(present))
         text = joined(*texts) if len(texts) > 1 else texts[0]
         if problem is None and not text.isascii() and SURROGATES.search(text):
             problem = NOT_DECODED
         if problem is not None:
-            return Row(row_id, None, problem)
-        return Row(row_id, text, pair=len(texts) > 1)
+            return Row(row_id, None, problem, has_key=has_key)
+        return Row(row_id, text, pair=len(texts) > 1, has_key=has_key)
 
     def _without_key(self, number: int) -> str:
         return f"{self._unnamed}{number}"

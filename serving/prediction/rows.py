@@ -54,6 +54,7 @@ class Row:
     error: str | None = None
     pair: bool = False
     """True if `text` is two texts, joined (data/clean.py)."""
+    has_key: bool = True
 
 
 @dataclass(frozen=True)

@@ -156,12 +156,12 @@ def _classify(
         request.text_columns,
         request.id_column,
     )
-    source_files, keyed = None, False
+    source_files = None
     if _is_file(request.source) and kind not in LAKES:
         source_files = files.find(request.source, kind)
         if request.form != "table":
             refuse_source(request.output, [request.source, *source_files.paths])
-        keyed = files.check(
+        files.check(
             source_files, columns, request.csv_options, id_required=request.id_column is not None,
             progress=progress,
         )  # fmt: skip
@@ -171,7 +171,7 @@ def _classify(
     )
     with ready as (spark, location, application):
         progress(f"reading {request.source} with Spark on {config.data.spark.master}")
-        rows, read = _rows(spark, request, columns, source_files, keyed, kind, progress)
+        rows, read = _rows(spark, request, columns, source_files, kind, progress)
         seen = spark.sparkContext.accumulator({}, workers())
         predictor = Predictor(location, framework, seen, read=read)
         predicted = rows.mapInArrow(predictor, request.schema)
@@ -241,7 +241,6 @@ def _rows(
     request: _Request,
     columns: Columns,
     source_files: Files | None,
-    keyed: bool,
     kind: str | None,
     progress: Progress,
 ) -> tuple[DataFrame, Reader | None]:
@@ -251,7 +250,7 @@ def _rows(
     source = request.source
     try:
         if source_files is not None:
-            return files.read(spark, source_files, columns, request.csv_options, keyed=keyed)
+            return files.read(spark, source_files, columns, request.csv_options)
         if kind is not None and _is_file(source):
             connectors.require(spark, kind)
             table = spark.read.format(kind).load(source)

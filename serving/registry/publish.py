@@ -24,7 +24,7 @@ from howdah.config.model import Config
 from howdah.core.activity import Progress
 from howdah.core.user import user_and_host
 from howdah.data.lineage import forgotten
-from howdah.errors import AlreadyExists, DataError, ForgottenRows, ModelError, NotFound, UsageError
+from howdah.errors import AlreadyExists, ForgottenRows, ModelError, NotFound, UsageError
 from howdah.models import integrity
 from howdah.models.registry import CHALLENGER, EXPORT_FOLDERS, MANIFEST, Published, manifest_of
 from howdah.serving.registry.gate import Evaluate, Run, Verdict, finished_run, judge, now_text
@@ -233,13 +233,13 @@ def _version_of(
             manifest = model.version(number)
         except ModelError:  # its publisher has not finished
             continue
-        identity = (manifest["run_id"], manifest["weights_sha256"], manifest.get("decision"))
+        identity = tuple(manifest.get(key) for key in ("run_id", "weights_sha256", "decision"))
         if identity != (run.run_id, run.weights, run.decision):
             continue
         try:
             files = model.version(number, whole=True)["files"]
             integrity.require_whole(model.path_of(number), files)
-        except (ModelError, DataError) as error:
+        except ModelError as error:
             progress(f"version {number} is damaged ({error.where}): the run gets another one")
             continue
         return number

@@ -14,7 +14,7 @@ from howdah.errors import DataError, UsageError
 from howdah.serving.prediction import files
 from howdah.serving.prediction.judged import named
 from howdah.serving.prediction.reading import read_rows, source_files
-from howdah.serving.prediction.rows import EMPTY, NO_KEY, Row, format_of
+from howdah.serving.prediction.rows import EMPTY, Row, format_of
 from howdah.spark.errors import translated
 from howdah.spark.paths import quoted
 
@@ -54,7 +54,7 @@ def joined_file(
     for row in read_rows(source_files(path), columns, csv_options=csv_options, remedy=_OPTIONS):
         if row.error not in (None, EMPTY):
             unread.append(row)
-        if row.id.startswith(NO_KEY) or row.id not in predicted or row.text is None:
+        if not row.has_key or row.id not in predicted or row.text is None:
             continue
         value = label_name(row.text)
         label = value if names is None else names.get(value, value)

@@ -382,7 +382,11 @@ class Checkpoints:
         return self._metric is None or saved.manifest.get("metric") in (None, self._metric)
 
     def latest(
-        self, expect: Identity | None = None, *, when_used: bool = False, in_memory: bool = False
+        self,
+        expect: Identity | None = None,
+        *,
+        when_used: bool = False,
+        in_memory: int | None = None,
     ) -> Checkpoint | None:
         """The newest complete checkpoint, verified; None if there is none.
 
@@ -391,7 +395,8 @@ class Checkpoints:
 
         Args:
             when_used: see `load`.
-            in_memory: the run's state is in memory, and will be saved in place of corrupt ones.
+            in_memory: step of the state in memory, from which the run goes on if all are corrupt:
+                those of later steps give their names to what it will save.
         Raises:
             CheckpointError: it has another model, dataset, plan or format; or all are corrupt.
         """
@@ -407,7 +412,9 @@ class Checkpoints:
             except OtherPlan as error:
                 raise error.naming_epoch_end(checkpoints) from None
         whole = [s for s, _ in corrupt if storage.exists(storage.join(s.path, MANIFEST))]
-        if whole and found is None and not in_memory:
+        if whole and found is None and in_memory is not None:
+            corrupt = [(saved, error) for saved, error in corrupt if saved.step > in_memory]
+        elif whole and found is None:
             # They keep their names, so that the run is refused again, and not begun anew.
             raise CheckpointError(
                 "every checkpoint of this run is corrupt",

@@ -133,7 +133,7 @@ class RunDirectory:
             saved = self.checkpoints.newest()
             if saved is None or saved.step <= than:
                 return None
-            checkpoint = self.checkpoints.latest(expect, in_memory=True)
+            checkpoint = self.checkpoints.latest(expect, in_memory=than)
         except (StorageError, CheckpointError) as error:
             self._logger.say(f"warning: {render(error)}\n  resuming from memory instead")
             return None

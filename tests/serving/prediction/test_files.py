@@ -87,8 +87,8 @@ def by_spark(spark, source, columns, options, *, id_required):
             yield pa.RecordBatch.from_pydict(cells, pa.schema(dict.fromkeys(cells, pa.string())))
 
     inputs = files.find(source, None)
-    keyed = files.check(inputs, columns, options, id_required=id_required)
-    frame, reader = files.read(spark, inputs, columns, options, keyed=keyed)
+    files.check(inputs, columns, options, id_required=id_required)
+    frame, reader = files.read(spark, inputs, columns, options)
     return frame.mapInArrow(rows, "id string, text string, error string")
 
 

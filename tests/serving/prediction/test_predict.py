@@ -85,7 +85,7 @@ def test_many_chunks_keep_the_order(served, tmp_path, monkeypatch):
     output = str(tmp_path / "out.jsonl")
     predictor.predict("m", source, output)
     rows = read_output(output)
-    assert [row["id"] for row in rows] == [str(n) for n in range(100)]
+    assert [row["id"] for row in rows] == [f"row {n}" for n in range(100)]
     cut = [min(n, 62) for n in counts]
     assert [row["label"] for row in rows] == [expected_label(words(n)) for n in cut]
 
@@ -137,7 +137,7 @@ def test_without_a_key_rows_are_numbered(served, tmp_path):
     source = write(tmp_path / "in.csv", "text\nthe\nthe the\n")
     output = str(tmp_path / "out.csv")
     predictor.predict("m", source, output)
-    assert [row["id"] for row in read_output(output)] == ["0", "1"]
+    assert [row["id"] for row in read_output(output)] == ["row 0", "row 1"]
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])

@@ -292,12 +292,15 @@ def test_all_corrupt_is_an_error_and_not_a_fresh_start(tmp_path):
 
 def test_a_state_in_memory_is_saved_in_place_of_corrupt_ones(tmp_path):
     checkpoints = opened(str(tmp_path))
-    save(checkpoints, 10)
-    flip(checkpoints.path_of(10) + "/model.safetensors")
-    assert checkpoints.latest(IDENTITY, in_memory=True) is None
-    save(checkpoints, 10)
-    assert names(checkpoints) == ["quarantine-step-10.1", "step-10"]
-    assert checkpoints.latest(IDENTITY).step == 10
+    for step in (10, 20):
+        save(checkpoints, step)
+        flip(checkpoints.path_of(step) + "/model.safetensors")
+    assert checkpoints.latest(IDENTITY, in_memory=12) is None
+    assert names(checkpoints) == ["quarantine-step-20.1", "step-10"]
+    with pytest.raises(CheckpointError):  # lost before it was saved: not begun anew
+        checkpoints.latest(IDENTITY)
+    save(checkpoints, 20)
+    assert checkpoints.latest(IDENTITY).step == 20
 
 
 def test_a_header_with_wrong_sizes_is_refused():

@@ -1,8 +1,16 @@
 """Settings of a run's steps, by its attempts."""
 
+from howdah import storage
 from howdah.config.data import DataSection
-from howdah.config.loader import from_dict, load
-from howdah.models.runs.settings import described, learnt_with, settings_at, stages, unlike
+from howdah.config.loader import dump_yaml, from_dict, load
+from howdah.models.runs.settings import (
+    already_finished,
+    described,
+    learnt_with,
+    settings_at,
+    stages,
+    unlike,
+)
 from tests.support.rows.appended import build_appended
 
 
@@ -86,3 +94,17 @@ def test_a_step_of_the_run_is_its_path_and_another_value_stays():
     ):  # fmt: skip
         config = load(None, ["run.directory=hdfs://h/runs/a", f"checkpoint.resume={resume}"])
         assert config.checkpoint.resume == path
+
+
+def test_a_finished_run_that_resumed_from_a_step_is_finished_by_any_spelling(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    storage.make_dirs("runs/a")
+    storage.write_whole("runs/a/run.json", b'{"status": "finished", "steps": 60}')
+    words = ["training.max_steps=60", "checkpoint.resume=step-30", f"data.dataset={tmp_path}/d"]
+    frozen = load(None, [f"run.directory={tmp_path}/runs/a", *words])
+    storage.write_whole("runs/a/config.yaml", dump_yaml(frozen).encode())
+    again = load(None, ["run.directory=runs/a", *words])
+    assert again.checkpoint.resume != frozen.checkpoint.resume
+    assert already_finished(again)[0].startswith("this run is finished")
+    other = ["run.directory=runs/a", words[0], "checkpoint.resume=step-20", words[2]]
+    assert already_finished(load(None, other)) is None
