@@ -54,7 +54,7 @@ def check(made: Made) -> None:
         if number in made.broken:
             assert error and cell is None, (made.path, number)
             continue
-        assert row_id == (str(number) if key is None else key), (made.path, number)
+        assert row_id == (f"row {number}" if key is None else key), (made.path, number)
         assert (cell, error) == (text, None if text else "the text is empty"), (made.path, number)
 
 
