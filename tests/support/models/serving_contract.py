@@ -20,7 +20,7 @@ from scipy.special import erf
 from howdah import storage
 from howdah.config.loader import from_dict
 from howdah.data.family import FAMILIES
-from howdah.errors import DataError, ModelError
+from howdah.errors import ModelError, UsageError
 from howdah.models.export.export import INFO, export
 from howdah.models.export.run_info import describe_run
 from howdah.models.metrics.metrics import softmax
@@ -203,7 +203,7 @@ class ServingContract:
             np.testing.assert_allclose(by_id[example.id.decode()]["scores"], want, atol=2e-5)
 
     def test_evaluate_refusals(self, place, tmp_path, tiny_model_dir):
-        with pytest.raises(DataError, match="no rows in dev"):
+        with pytest.raises(UsageError, match="unknown split"):
             evaluate_run(place["config"], split="dev", framework=self.framework)
         with pytest.raises(ModelError, match="no such model"):
             evaluate_run(place["config"], model=str(tmp_path), framework=self.framework)
