@@ -94,7 +94,7 @@ def answer(value: dict[str, Any], as_json: bool, lines: Sequence[str]) -> None:
 
 
 def answered() -> bool:
-    """Whether this command has printed its result: an error after it is not a second one."""
+    """True if this command has printed its result: an error after it is not a second one."""
     return bool(_ANSWERED)
 
 

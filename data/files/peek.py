@@ -166,7 +166,7 @@ def sniffed(path: str, options: CsvOptions) -> CsvOptions:
     """
     encoding = encodings.sniffed(head(path, MOST)) or options.encoding
     options = options.model_copy(update={"encoding": encoding})
-    best, most = options.delimiter, (False, 1)
+    best, best_fit = options.delimiter, (False, 1)
     for delimiter in dict.fromkeys((options.delimiter, *SEPARATORS)):
         attempt = options.model_copy(update={"delimiter": delimiter})
         try:
@@ -180,9 +180,9 @@ def sniffed(path: str, options: CsvOptions) -> CsvOptions:
         except DataError:
             continue
         columns, rows = counts.most_common(1)[0] if counts else (0, 0)
-        found = (not options.header or columns in lengths[:1], columns)
-        if columns > 1 and found > most and rows >= _NEARLY_ALL * counts.total():
-            best, most = delimiter, found
+        fit = (not options.header or columns in lengths[:1], columns)
+        if columns > 1 and fit > best_fit and rows >= _NEARLY_ALL * counts.total():
+            best, best_fit = delimiter, fit
     return options.model_copy(update={"delimiter": best})
 
 

@@ -401,20 +401,20 @@ class Checkpoints:
             CheckpointError: it has another model, dataset, plan or format; or all are corrupt.
         """
         corrupt: list[tuple[Saved, Corrupt]] = []
-        found: Checkpoint | None = None
+        sound: Checkpoint | None = None
         checkpoints = saved_in(self.directory)
         for saved in checkpoints:
             try:
-                found = load(saved.path, expect, when_used=when_used)
+                sound = load(saved.path, expect, when_used=when_used)
                 break
             except Corrupt as error:
                 corrupt.append((saved, error))
             except OtherPlan as error:
                 raise error.naming_epoch_end(checkpoints) from None
         whole = [s for s, _ in corrupt if storage.exists(storage.join(s.path, MANIFEST))]
-        if whole and found is None and in_memory is not None:
+        if whole and sound is None and in_memory is not None:
             corrupt = [(saved, error) for saved, error in corrupt if saved.step > in_memory]
-        elif whole and found is None:
+        elif whole and sound is None:
             # They keep their names, so that the run is refused again, and not begun anew.
             raise CheckpointError(
                 "every checkpoint of this run is corrupt",
@@ -425,7 +425,7 @@ class Checkpoints:
             )
         for saved, error in corrupt:
             self._put_in_quarantine(saved, error)
-        return found
+        return sound
 
     def _put_in_quarantine(self, saved: Saved, error: Corrupt) -> None:
         where = saved.path
