@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
+import venv
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -235,3 +236,12 @@ def rows_from_child(module: str, *arguments: str) -> list[Row]:
 def print_rows(rows: Sequence[Row]) -> None:
     """What `rows_from_child` reads."""
     print(json.dumps([asdict(row) for row in rows]))
+
+
+def python_with(folder: str, packages: Sequence[str]) -> str:
+    """The Python of an environment with these packages, which is made in `folder` if it is new."""
+    python = os.path.join(folder, "bin", "python")
+    if not os.path.exists(folder):
+        venv.create(folder, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
+    return python

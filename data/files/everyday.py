@@ -142,9 +142,8 @@ def _of_texts(source: str, entries: Sequence[Entry]) -> DataError:
 def _of_feather(path: str) -> DataError:
     output = storage.name(path).rpartition(".")[0] + ".parquet"
     command = _python(_FEATHER, file=path, output=output)
-    return _refused(
-        "Feather files are not read", path, f"write it as Parquet:\n{command}\nand set {output}"
-    )
+    remedy = f"write it as Parquet:\n{command}\nand set data.source: {output}"
+    return _refused("Feather files are not read", path, remedy)
 
 
 def _of_arrow(source: str, entries: Sequence[Entry]) -> DataError:

@@ -38,7 +38,7 @@ TABLE = "table:"
 EMPTY = "the text is empty"
 """Error of a row that has no text, or whose text is empty after cleaning."""
 NO_KEY = "row "
-"""How the id of a row begins that has no key, where others have one."""
+"""Beginning of the id of a row that has none in the id column."""
 _OF_SPARK = re.compile(r"part-\d{5}.*|_SUCCESS|_temporary|\..*\.crc")
 """Names in a directory of Spark's: rows, marker, what an attempt has left, checksums."""
 _SPARK_SUFFIXES = {".orc": "orc", ".avro": "avro"}
@@ -55,6 +55,7 @@ class Row:
     pair: bool = False
     """True if `text` is two texts, joined (data/clean.py)."""
     has_key: bool = True
+    """False if `id` is the row's number."""
 
 
 @dataclass(frozen=True)

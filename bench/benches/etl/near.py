@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import venv
 from functools import partial
 from pathlib import Path
 
@@ -67,7 +66,8 @@ def compared(
 def _run(way: str, path: str, folder: str) -> dict:
     python, places = sys.executable, [str(_ROOT)]
     if way.startswith("datatrove"):
-        python = _python_of_datatrove()
+        # An environment of its own, since it asks for another huggingface-hub.
+        python = harness.python_with(str(_PEERS / "datatrove"), _DATATROVE)
     elif way == "datasketch":
         places = [*sys.path, _folder_of_datasketch()]
     done = subprocess.run(
@@ -84,13 +84,3 @@ def _folder_of_datasketch() -> str:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
         subprocess.run([*command, folder, _DATASKETCH], check=True)
     return folder
-
-
-def _python_of_datatrove() -> str:
-    """The Python of an environment of its own, since it asks for another huggingface-hub."""
-    folder = _PEERS / "datatrove"
-    python = str(folder / "bin" / "python")
-    if not folder.exists():
-        venv.create(folder, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *_DATATROVE], check=True)
-    return python

@@ -22,7 +22,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import venv
 
 from bench import harness
 from bench.peers.classifiers import OTHERS, PACKAGES, PIPELINE, RUNTIME
@@ -96,12 +95,7 @@ class Classifier:
 
 def peers_python(folder: str) -> str:
     """The Python of BENCH_PEERS, or of an environment that is made in `folder`."""
-    python = os.environ.get("BENCH_PEERS")
-    if python is None:
-        venv.create(folder, with_pip=True)
-        python = os.path.join(folder, "bin", "python")
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
-    return python
+    return os.environ.get("BENCH_PEERS") or harness.python_with(folder, PACKAGES)
 
 
 def main() -> None:
