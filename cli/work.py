@@ -362,9 +362,12 @@ def export(
     json: AsJson = False,
 ) -> None:
     """Write a Hugging Face directory, ONNX, SavedModel from a checkpoint of the run."""
-    checked = load(chosen(config, set), set)
-    path = None if checkpoint is None else checked.checkpoint_path(checkpoint)
+    from howdah.config.model import is_step
+
+    # A step of the run is where the configuration says, which the policies judge by themselves.
+    path = None if checkpoint is None or is_step(checkpoint) else checkpoint
     allowed(("--checkpoint", "path", path), ("--output", "path", output))
+    checked = load(chosen(config, set), set)
     from howdah.training.export_run import export_run
 
     path = export_run(checked, checkpoint=checkpoint, output=output, progress=say)

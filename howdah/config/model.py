@@ -44,6 +44,11 @@ from howdah.config.yarn import YarnSection
 _STEP = re.compile(r"step-\d+")
 
 
+def is_step(name: str) -> bool:
+    """Whether this is a step of the run, `step-60`, and not the path of a checkpoint."""
+    return bool(_STEP.fullmatch(name))
+
+
 # ------------------------------------------------------------------------------------- run
 class RunSection(Section):
     name: Usual[str] = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -462,7 +467,7 @@ class Config(Section):
 
     def checkpoint_path(self, name: str) -> str:
         """The path of a checkpoint: `step-60` is one of this run's, everything else a path."""
-        return f"{self.checkpoint_directory.rstrip('/')}/{name}" if _STEP.fullmatch(name) else name
+        return f"{self.checkpoint_directory.rstrip('/')}/{name}" if is_step(name) else name
 
     @property
     def model_directory(self) -> str:

@@ -63,6 +63,7 @@ def test_commands_are_in_one_of_two_lists():
         (["train", "--folds", "3", "--config", "-"], ["data.source", "run.user"]),
         (["evaluate", "--baseline", "--folds", "3", "--config", "-"], ["data.source", "run.user"]),
         (["export", "--checkpoint", "/a", "--output", "/b"], ["--checkpoint", "--output"]),
+        (["export", "--checkpoint", "step-1", "--set", "run.directory=/a"], ["run.directory"]),
         (["gate", "--config", "-"], ["data.source", "run.user"]),
         (["publish", "--set", "publish.directory=/var/www"], ["publish.directory"]),
         (["model", "register", "--model", "/root"], ["--model"]),
