@@ -26,8 +26,7 @@ ms."""
 
 
 NETWORK_MESSAGE = 2**22
-"""Elements of a message between nodes (16 MiB): short enough that most of the gradient is sent
-while the backward pass computes, long enough that the hops of a large world do not add up."""
+"""Elements of the longest message between nodes (16 MiB); see `network_message`."""
 COMPRESSED_FROM = 2**12
 """Elements from which a message is compressed: the time of a shorter one is latency."""
 BLOCK = 128
@@ -36,6 +35,18 @@ SCALE_OF_ONE = (1 + 2**-8) / 127
 """Scale of a block whose largest number is 1: its rounding to bf16 leaves it above 1 / 127."""
 LEAST_SCALE = 1e-30
 """Scales below it count as 0: a float32's reciprocal would be infinite."""
+
+
+def network_message(ranks: int) -> int:
+    """Elements of a message that CPUs send while the backward pass computes: 4 to 16 MiB.
+
+    A short message begins early, and the last one, which nothing hides, ends soon. But each hop of
+    a ring carries a message / `ranks`: below 1 MiB its latency would count.
+
+    >>> [network_message(ranks) // 2**20 for ranks in (2, 8, 512)]
+    [1, 2, 4]
+    """
+    return min(max(2**20, 2**18 * ranks), NETWORK_MESSAGE)
 
 
 def wire_bytes(length: int) -> int:

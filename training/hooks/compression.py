@@ -21,7 +21,7 @@ from contextlib import contextmanager
 
 from howdah.training.checkpoint.elastic_state import ElasticState
 from howdah.training.checkpoint.state import TrainState
-from howdah.training.comm.base import NETWORK_MESSAGE, Comm
+from howdah.training.comm.base import Comm, network_message
 from howdah.training.hooks.saver import CheckpointSaver
 from howdah.training.planning import scaling
 from howdah.training.preparation.job import TrainingJob
@@ -127,7 +127,7 @@ class Compression:
                 computing,
                 sums,
                 backward=scaling.BACKWARD * computing / micros,
-                messages=max(1, round(self._elements / NETWORK_MESSAGE)),
+                messages=max(1, round(self._elements / network_message(comm.size))),
                 coding={
                     numbers: self._elements * self._coding_seconds(numbers)
                     for numbers in scaling.NUMBER_BYTES

@@ -15,8 +15,9 @@ import torch
 
 from howdah.training.comm.base import BLOCK, LEAST_SCALE, SCALE_OF_ONE, wire_bytes
 
-_AT_ONCE = 2**16
-"""Numbers that a processor works on at a time, so that they stay in its cache."""
+_AT_ONCE = 2**18
+"""Numbers that a processor works on at a time: they stay in its cache, and the calls count little.
+2**16 take half as long again."""
 
 
 def to_bf16(values: torch.Tensor) -> torch.Tensor:
@@ -50,7 +51,7 @@ def to_int8_(values_L: torch.Tensor, wire_B: torch.Tensor) -> None:
 def from_int8(wire_B: torch.Tensor, values_L: torch.Tensor) -> None:
     """Read the numbers that `to_int8_` has written."""
     for values, (whole, scales) in zip(_pieces(values_L), _wire(wire_B), strict=True):
-        torch.mul(whole.float(), scales.float()[:, None], out=values)
+        values.copy_(whole).mul_(scales.float()[:, None])
 
 
 def add_int8_(mine_L: torch.Tensor, wires_NB: torch.Tensor, rank: int) -> None:

@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from howdah.training.comm.base import COMPRESSED_FROM, Comm, split_apart, split_evenly
+from howdah.training.comm.base import (
+    COMPRESSED_FROM,
+    NETWORK_MESSAGE,
+    Comm,
+    network_message,
+    split_apart,
+    split_evenly,
+)
 from howdah.training.optim import coding_tf as coding
 
 
@@ -158,11 +165,12 @@ class Gradients:
         """The variables of each message."""
         # Within a node joining tensors costs more than a message.
         sizes = [sums.shape.num_elements() for sums in self._dense]
-        groups = (
-            split_apart(sizes, self._groups)
-            if comm.within_node
-            else split_evenly(sizes, self._groups)
-        )
+        if comm.within_node:
+            groups = split_apart(sizes, self._groups)
+        else:
+            on_gpu = tf.config.get_visible_devices("GPU")
+            most = NETWORK_MESSAGE if on_gpu else network_message(comm.size)
+            groups = split_evenly(sizes, self._groups, most=most)
         parts: list[list[tf.Variable]] = [[] for _ in range(max(groups) + 1)]
         for sums, group in zip(self._dense, groups, strict=True):
             parts[group].append(sums)

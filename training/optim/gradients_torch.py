@@ -11,7 +11,13 @@ import numpy as np
 import torch
 
 from howdah.models.forward.kernels_torch import on_device
-from howdah.training.comm.base import NODE_MESSAGE, Comm, split_evenly
+from howdah.training.comm.base import (
+    NETWORK_MESSAGE,
+    NODE_MESSAGE,
+    Comm,
+    network_message,
+    split_evenly,
+)
 from howdah.training.optim.flat_torch import FlatLayout, Shares
 from howdah.training.optim.messages_torch import Messages, rows_from_the_wire, rows_on_the_wire
 
@@ -117,8 +123,10 @@ class FlatGradients:
     def _slices(self, comm: Comm) -> list[tuple[int, int]]:
         """(start, end) of each message."""
         sizes = self.layout.sizes if self._table is None else self.layout.sizes[:-1]
+        early = self._begin_early(comm) and not self.flat.is_cuda
+        most = network_message(comm.size) if early else NETWORK_MESSAGE
         lengths: dict[int, int] = {}
-        for size, group in zip(sizes, split_evenly(sizes, self._groups), strict=True):
+        for size, group in zip(sizes, split_evenly(sizes, self._groups, most=most), strict=True):
             lengths[group] = lengths.get(group, 0) + size
         ends = list(itertools.accumulate(lengths.values()))
         slices = list(zip([0, *ends], ends, strict=False))

@@ -30,7 +30,7 @@ from howdah.models.weights import parameters
 from howdah.models.weights.lora import adapter_shapes
 from howdah.models.weights.pretrained import load_base
 from howdah.process.devices import CPU
-from howdah.training.comm.base import split_evenly
+from howdah.training.comm.base import NETWORK_MESSAGE, network_message, split_evenly
 from howdah.training.optim import schedule
 from howdah.training.planning import scaling, short_runs
 from howdah.training.planning.scaling import Compute, Gradient, Network, Prediction, Work
@@ -114,8 +114,21 @@ class Sizes:
         rows = rows.take(rows.real)
         return len(np.unique(self._shards.gather(rows.shard, rows.row, rows.length)))
 
-    def gradient(self) -> Gradient:
-        """The messages of a step's reduction in float32."""
+    def gradient(self, most: int = NETWORK_MESSAGE) -> Gradient:
+        """A step's reduction in float32, in messages of about `most` elements."""
+        rest, words, width = self._elements
+        every = (*rest, words * width) if words else rest
+        return Gradient(
+            dense=_messages(every, schedule.FUSION_GROUPS, most),
+            without_words=_messages(rest, schedule.FUSION_GROUPS, most),
+            vocabulary=words,
+            width=width,
+        )
+
+    @cached_property
+    def _elements(self) -> tuple[tuple[int, ...], int, int]:
+        """Elements of each trainable tensor but the word embeddings; rows of these, 0 if they are
+        frozen, and elements of a row."""
         model = self._config.model
         base = load_base(model.base, revision=model.revision)
         labels = len(self._dataset.manifest.labels)
@@ -125,19 +138,14 @@ class Sizes:
         shapes |= adapter_shapes(base.config, model, lora)
         names = parameters.trainable_names(base.config, model, lora)
         words = family.word_embeddings
-        rest = [int(np.prod(shapes[name])) for name in names if name != words]
-        every = [*rest, int(np.prod(shapes[words]))] if words in names else rest
-        return Gradient(
-            dense=_messages(every, schedule.FUSION_GROUPS),
-            without_words=_messages(rest, schedule.FUSION_GROUPS),
-            vocabulary=base.config[family.keys.vocabulary] if words in names else 0,
-            width=base.config[family.keys.width],
-        )
+        rest = tuple(int(np.prod(shapes[name])) for name in names if name != words)
+        rows = base.config[family.keys.vocabulary] if words in names else 0
+        return rest, rows, base.config[family.keys.width]
 
 
-def _messages(elements: Sequence[int], groups: int | None) -> tuple[int, ...]:
+def _messages(elements: Sequence[int], groups: int | None, most: int) -> tuple[int, ...]:
     sizes: dict[int, int] = {}
-    for count, group in zip(elements, split_evenly(elements, groups), strict=True):
+    for count, group in zip(elements, split_evenly(elements, groups, most=most), strict=True):
         sizes[group] = sizes.get(group, 0) + 4 * count
     return tuple(sizes.values())
 
@@ -196,15 +204,17 @@ class Calibration:
     def _predict(
         self, workers: int, network: Network, steps: range, compute: Compute, numbers: str
     ) -> Prediction:
+        overlapped = network is not self.loopback
+        gradient = self.sizes.gradient(network_message(workers)) if overlapped else self.gradient
         return scaling.predict(
             workers,
             work=self.sizes.work(workers, steps),
             alone=self.sizes.work(1),
             micro=self.sizes.micro,
             compute=compute,
-            gradient=self.gradient.sent(numbers, self.coding[numbers]),
+            gradient=gradient.sent(numbers, self.coding[numbers]),
             network=network,
-            overlapped=network is not self.loopback,
+            overlapped=overlapped,
         )
 
     def compared(self) -> list[dict]:

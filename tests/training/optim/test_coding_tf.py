@@ -54,6 +54,16 @@ def steps_of(values, *, whole_at: int) -> list[np.ndarray]:
     return sums
 
 
+@pytest.mark.parametrize(("ranks", "lengths"), [(2, [2**20] * 4), (8, [2**21] * 2)])
+def test_messages_of_a_small_world_are_short(ranks, lengths):
+    class World(Twins):
+        size, local_size = ranks, 1
+
+    named = {str(number): tf.Variable(tf.zeros([2**19])) for number in range(8)}
+    parts = Gradients(named, words="words")._messages(World())
+    assert [sum(one.shape.num_elements() for one in part) for part in parts] == lengths
+
+
 def test_what_is_rounded_off_is_held_back_until_a_step_sends_the_whole():
     sums = steps_of(same_halves, whole_at=5)
     exact = [2 * same_halves(step) for step in range(6)]

@@ -126,6 +126,16 @@ def test_within_a_node_messages_are_small_unless_their_number_is_given(
     check(named, gradients, {name: 2 * array for name, array in expected(named, batches).items()})
 
 
+@pytest.mark.parametrize(("ranks", "lengths"), [(2, [2**20] * 4), (8, [2**21] * 2)])
+def test_messages_of_a_small_world_are_short(ranks, lengths):
+    class World(TwoRanks):
+        size, local_size = ranks, 1
+
+    named = {str(n): torch.nn.Parameter(torch.zeros(2**19)) for n in range(8)}
+    slices = FlatGradients(named, words=WORD_EMBEDDINGS)._slices(World([], 4))
+    assert [end - start for start, end in slices] == lengths
+
+
 def test_a_step_that_was_not_finished_leaves_no_gradient(named):
     gradients = FlatGradients(named, words=WORD_EMBEDDINGS)
     gradients.arrange(None, sparse_embeddings=True)

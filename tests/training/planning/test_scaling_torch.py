@@ -9,7 +9,7 @@ import pytest
 
 from howdah.config import loader as configuration
 from howdah.process import env
-from howdah.training.comm.base import SoloComm
+from howdah.training.comm.base import SoloComm, network_message
 from howdah.training.planning import calibrate
 from tests.support.models.tiny_model import tiny_weights
 
@@ -42,7 +42,7 @@ def test_the_predicted_messages_are_those_of_the_torch_loop(
     trainable = {n: p for n, p in net.named_parameters() if p.requires_grad}
     gradients = FlatGradients(trainable, words=net.family.word_embeddings)
     monkeypatch.setattr(calibrate.schedule, "FUSION_GROUPS", groups)
-    sizes = calibrate.Sizes(config).gradient()
+    sizes = calibrate.Sizes(config).gradient(network_message(2))
     for sparse, messages in ((False, sizes.dense), (True, sizes.without_words)):
         gradients.arrange(groups, sparse_embeddings=sparse and not frozen)
         slices = gradients._slices(TwoNodes())
