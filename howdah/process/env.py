@@ -94,8 +94,10 @@ def prepare(framework: str, *, threads: int | None = None) -> int:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS",
                  "TF_NUM_INTRAOP_THREADS"):  # fmt: skip
         os.environ[name] = str(count)
-    # Independent ops of this model are few: a second inter-op thread only takes cores from matmul.
-    os.environ["TF_NUM_INTEROP_THREADS"] = "1" if count == 1 else "2"
+    # Independent ops of this model are few: beside one thread for products a second one only takes
+    # its core. Between nodes it sends on what arrives during the backward pass, which would wait.
+    alone = count == 1 and here.size == here.local_size
+    os.environ["TF_NUM_INTEROP_THREADS"] = "1" if alone else "2"
     for name, value in (
         ("TF_CPP_MIN_LOG_LEVEL", "2"),
         ("TF_ENABLE_ONEDNN_OPTS", "1"),
