@@ -41,12 +41,12 @@ def network_message(ranks: int) -> int:
     """Elements of a message that CPUs send while the backward pass computes: 4 to 16 MiB.
 
     A short message begins early, and the last one, which nothing hides, ends soon. But each hop of
-    a ring carries a message / `ranks`: below 1 MiB its latency would count.
+    a ring carries a message / `ranks`: below 2 MiB its latency counts.
 
-    >>> [network_message(ranks) // 2**20 for ranks in (2, 8, 512)]
+    >>> [network_message(ranks) // 2**20 for ranks in (2, 4, 512)]
     [1, 2, 4]
     """
-    return min(max(2**20, 2**18 * ranks), NETWORK_MESSAGE)
+    return min(2**19 * ranks, NETWORK_MESSAGE)
 
 
 def wire_bytes(length: int) -> int:

@@ -54,7 +54,7 @@ def steps_of(values, *, whole_at: int) -> list[np.ndarray]:
     return sums
 
 
-@pytest.mark.parametrize(("ranks", "lengths"), [(2, [2**20] * 4), (8, [2**21] * 2)])
+@pytest.mark.parametrize(("ranks", "lengths"), [(2, [2**20] * 4), (4, [2**21] * 2)])
 def test_messages_of_a_small_world_are_short(ranks, lengths):
     class World(Twins):
         size, local_size = ranks, 1
