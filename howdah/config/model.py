@@ -45,7 +45,7 @@ _STEP = re.compile(r"step-\d+")
 
 
 def is_step(name: str) -> bool:
-    """Whether this is a step of the run, `step-60`, and not the path of a checkpoint."""
+    """True if this names a step of the run, `step-60`, and is not the path of a checkpoint."""
     return bool(_STEP.fullmatch(name))
 
 

@@ -96,8 +96,8 @@ def prepare(framework: str, *, threads: int | None = None) -> int:
         os.environ[name] = str(count)
     # Independent ops of this model are few: beside one thread for products a second one only takes
     # its core. Between nodes it sends on what arrives during the backward pass, which would wait.
-    alone = count == 1 and here.size == here.local_size
-    os.environ["TF_NUM_INTEROP_THREADS"] = "1" if alone else "2"
+    between_nodes = here.size > here.local_size
+    os.environ["TF_NUM_INTEROP_THREADS"] = "2" if count > 1 or between_nodes else "1"
     for name, value in (
         ("TF_CPP_MIN_LOG_LEVEL", "2"),
         ("TF_ENABLE_ONEDNN_OPTS", "1"),

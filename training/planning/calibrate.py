@@ -116,12 +116,12 @@ class Sizes:
 
     def gradient(self, most: int = NETWORK_MESSAGE) -> Gradient:
         """A step's reduction in float32, in messages of about `most` elements."""
-        rest, words, width = self._elements
-        every = (*rest, words * width) if words else rest
+        rest, vocabulary, width = self._elements
+        every = (*rest, vocabulary * width) if vocabulary else rest
         return Gradient(
             dense=_messages(every, schedule.FUSION_GROUPS, most),
             without_words=_messages(rest, schedule.FUSION_GROUPS, most),
-            vocabulary=words,
+            vocabulary=vocabulary,
             width=width,
         )
 
@@ -139,8 +139,8 @@ class Sizes:
         names = parameters.trainable_names(base.config, model, lora)
         words = family.word_embeddings
         rest = tuple(int(np.prod(shapes[name])) for name in names if name != words)
-        rows = base.config[family.keys.vocabulary] if words in names else 0
-        return rest, rows, base.config[family.keys.width]
+        vocabulary = base.config[family.keys.vocabulary] if words in names else 0
+        return rest, vocabulary, base.config[family.keys.width]
 
 
 def _messages(elements: Sequence[int], groups: int | None, most: int) -> tuple[int, ...]:
