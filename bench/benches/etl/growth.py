@@ -194,7 +194,9 @@ def _events(folder: Path) -> dict[str, float]:
             elif kind == "SparkListenerBlockUpdated":
                 block = event["Block Updated Info"]
                 if block["Block ID"].startswith("rdd_"):
-                    now = block["Memory Size"] + block["Disk Size"]
+                    # What leaves the memory for the disk is told with the bytes that it had there.
+                    in_memory = block["Storage Level"]["Use Memory"]
+                    now = block["Disk Size"] + (block["Memory Size"] if in_memory else 0)
                     kept += now - blocks.get(block["Block ID"], 0)
                     blocks[block["Block ID"]] = now
                     most = max(most, kept)
