@@ -137,6 +137,5 @@ def test_what_has_another_task_is_refused(runs, datasets, task, tmp_path, tiny_m
             config.model_copy(
                 update={"evaluation": config.evaluation.model_copy(update={"metric": "macro_f1"})}
             ),
-            output=str(tmp_path / "b"),
             progress=print,
         )

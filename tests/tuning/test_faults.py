@@ -73,7 +73,7 @@ def test_a_suspended_worker_gives_its_trial_up_when_it_wakes_up(studies, monkeyp
     first.process.send_signal(signal.SIGSTOP)
     second = study.start("--join")
     try:
-        second.wait_for("trial 0: it is still being trained")
+        second.wait_for("trial 0: its earlier training still runs")
     finally:
         first.process.send_signal(signal.SIGCONT)
     first.wait_for("taken over by another worker")

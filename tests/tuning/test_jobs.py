@@ -97,7 +97,7 @@ def test_a_lost_trial_is_tried_again_and_the_study_ends_with_its_jobs(studies, o
     os.kill(study.rank(0), signal.SIGKILL)
     assert worker.end() == 0, worker.output()
     assert "trial 0: lost" in worker.output() and "attempt 2, from its newest" in worker.output()
-    assert (study.job(0).on, study.job(0).alive) == (on, False)
+    assert (study.job(0).on, study.job(0).driver_lives) == (on, False)
     assert study.job(0).application != first.application
     made = study.run_json(0)
     assert (made["status"], made["steps"]) == ("finished", 24)
@@ -119,7 +119,7 @@ def test_a_stop_saves_and_ends_the_jobs_and_the_same_command_goes_on(studies, on
     study.wait_for_checkpoint(0)
     worker.process.send_signal(number)
     assert worker.end() == code, worker.output()
-    assert not study.job(0).alive
+    assert not study.job(0).driver_lives
     study.wait_until_nothing_is_left()
     assert study.run_json(0)["status"] == "interrupted"
     assert study.lease(0, 1)["state"] == "released"
@@ -158,7 +158,7 @@ def test_a_killed_workers_job_is_ended_and_another_worker_goes_on_with_the_trial
     os.kill(first.process.pid, signal.SIGKILL)
     first.process.wait()
     assert second.end() == 0, second.output()
-    assert not job.alive and study.job(0).application != job.application
+    assert not job.driver_lives and study.job(0).application != job.application
     assert "attempt 2, from its newest checkpoint" in second.output()
     assert "lost" not in second.output()
     assert study.run_json(0)["attempts"][1]["resumed_at_step"] >= 4
