@@ -36,7 +36,7 @@ else:
     from howdah.training import loop_tf as loop
     from howdah.training.optim.steps_tf import Steps
     reduce = Steps.reduce
-    Steps.reduce = lambda self: reduce(self) + float("inf")
+    Steps.reduce = lambda self, **how: reduce(self, **how) + float("inf")
 kept = loss_scale.LossScale
 loop.LossScale = lambda state, on: kept(state, on=True)
 from howdah.training.__main__ import main
