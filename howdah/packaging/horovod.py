@@ -176,7 +176,10 @@ def _built(framework: str, progress: Callable[[str], None] | None) -> str:
     argv = [sys.executable, str(_BUILDER), "--python", sys.executable,
             "--frameworks", installed, "--portable"]  # fmt: skip
     output: list[str] = []
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tool:
+    # The script imports what lies beside it, which a job's driver is kept from.
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=isolation.restored()
+    ) as tool:
         for line in tool.stderr:
             output.append(line.rstrip())
             if progress is not None and "compiling" in line:

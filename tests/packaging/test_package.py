@@ -23,6 +23,7 @@ from howdah.packaging import elf, horovod, libraries, package
 from howdah.packaging import environment as package_env
 from howdah.packaging.hashes import FileHashes
 from howdah.packaging.part import Part
+from howdah.process import isolation
 from tests.support.models.exported import base_of, write_export
 
 
@@ -336,6 +337,15 @@ def test_without_a_builder_the_error_names_the_command(tmp_path, monkeypatch):
     with pytest.raises(ClusterError, match="needs a Horovod for torch without MPI") as caught:
         horovod.provide("torch", None, str(tmp_path))
     assert "--portable" in caught.value.remedy and "--horovod" in caught.value.remedy
+
+
+def test_the_builder_imports_what_lies_beside_it_in_a_job_s_driver_too(tmp_path, monkeypatch):
+    (tmp_path / "beside.py").write_text("WHEEL = '/wheels/of/two'\n")
+    (tmp_path / "builder.py").write_text("import beside\nprint(beside.WHEEL)\n")
+    monkeypatch.setattr(horovod, "_BUILDER", tmp_path / "builder.py")
+    for name, value in isolation.environment().items():  # as Howdah starts a driver
+        monkeypatch.setenv(name, value)
+    assert horovod._built("torch", None) == "/wheels/of/two"
 
 
 def test_requirements_follow_markers_and_extras():
