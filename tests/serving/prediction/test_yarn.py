@@ -59,7 +59,9 @@ class Predictions:
         spark = {**SPARK, "conf": {**SPARK["conf"], **conf}}
         spark["conf"]["spark.hadoop.hive.metastore.uris"] = self.cluster.metastore_uri
         spark["conf"]["spark.sql.warehouse.dir"] = self.warehouse
-        made = config_module.from_dict({"data": {"spark": spark}})
+        made = config_module.from_dict(
+            {"data": {"spark": spark}, "score": {"max_error_fraction": 0.5}}
+        )
         path = self.place / "predict.yaml"
         path.write_text(config_module.dump_yaml(made))
         return str(path)
@@ -172,7 +174,7 @@ def test_from_parquet_to_parquet_on_hdfs(predictions, tmp_path):
     source, output = f"{predictions.directory}/in.parquet", f"{predictions.directory}/out"
     pq.write_table(rows(), tmp_path / "rows.parquet", row_group_size=8)
     storage.upload(str(tmp_path / "rows.parquet"), f"{source}/part.parquet")
-    storage.write_whole(f"{output}/part-of-before", b"to be replaced")
+    storage.write_whole(f"{output}/part-00000-before.parquet", b"to be replaced")
     words = ["--source", source, "--output", output]
     code, answer, err = predictions.on_yarn(*words)
     assert code == 5 and answer["error"] == "AlreadyExists", err
