@@ -194,7 +194,7 @@ def _events(folder: Path) -> dict[str, float]:
             elif kind == "SparkListenerBlockUpdated":
                 block = event["Block Updated Info"]
                 if block["Block ID"].startswith("rdd_"):
-                    # What leaves the memory for the disk is told with the bytes that it had there.
+                    # Spark reports a block that it moves to disk with its size in memory as well.
                     in_memory = block["Storage Level"]["Use Memory"]
                     now = block["Disk Size"] + (block["Memory Size"] if in_memory else 0)
                     kept += now - blocks.get(block["Block ID"], 0)
