@@ -78,10 +78,8 @@ def test_horovod_teaches_both_frameworks_the_same(tmp_path):
 
 
 @pytest.mark.full
-def test_mirrored_devices_and_workers_learn_what_one_device_learns(tmp_path, monkeypatch):
+def test_mirrored_devices_and_workers_learn_what_one_device_learns(tmp_path):
     """The first and the last loss are those of one device."""
-    # Set while a fixture's Spark session is open; a user's script imports what lies beside it.
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     figures = run_lesson("06", tmp_path).figures
     for step in ("first", "last"):
         one = figures[f"one device: loss of the {step} step"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from howdah.process import isolation
 from tools import minilm
 from tools.lessons.__main__ import chosen, environment
 from tools.lessons.lesson import Result, run
@@ -28,4 +29,5 @@ def run_lesson(number: str, directory: Path, **environ: str) -> Run:
     (lesson,) = chosen([number])
     if "$MODEL" in lesson.block and not minilm.is_cached():
         pytest.skip("tests fetch nothing: `make demo` or `make lessons` caches the base model")
-    return Run(run(lesson, directory, environment([lesson]) | environ))
+    started_by_a_shell = isolation.restored(environment([lesson]))
+    return Run(run(lesson, directory, started_by_a_shell | environ))
