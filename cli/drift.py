@@ -27,10 +27,10 @@ app = typer.Typer()
 def drift(
     model: Annotated[str, typer.Option(help=f"{MODEL_HELP}.")],
     table: Annotated[
-        str | None, typer.Option(help="Output table of `howdah score --drift`: db.scored.")
+        str | None, typer.Option(help="Output table of `howdah score`: db.scored.")
     ] = None,
     partition: Annotated[
-        str | None, typer.Option(help="Of --table: ds=2026-11-01, or ds=.../hour=3.")
+        str | None, typer.Option(help="Partition of --table: ds=2026-11-01, or ds=.../hour=3.")
     ] = None,
     source: Annotated[
         str | None,

@@ -216,6 +216,11 @@ def _warnings(look: Look, data: DataSection) -> Iterator[str]:
     for one in look.samples:
         if one.stripped:
             yield one.stripped
+        if "BROTLI" in one.compression:
+            yield (
+                f"{one.path}: compressed with brotli, which Spark reads only with a jar of that"
+                " codec; zstd, gzip and snappy need none"
+            )
         for line, problem in one.malformed[:1]:
             yield f"{one.path}, line {line}: {problem}; {len(one.malformed)} such rows"
         names = [name for _, name in sources.wanted(data)]

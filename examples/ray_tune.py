@@ -131,7 +131,7 @@ def judge(config, before: dict, raised: Exception | None) -> None:
     study = summary(config)
     directory = config.run.directory
     storage.write_whole(f"{directory}/{page.PAGE}", page.render(study, dump_yaml(config)).encode())
-    made = study.as_dict(lambda number: f"{directory}/trials/{number}")
+    made = study.as_dict()
     if raised is not None or study.best is None:
         raise TrainingError("no trial has finished", where=directory, got=str(raised or made))
     storage.write_whole(f"{directory}/{tune.BEST}", json.dumps(made, indent=1).encode())

@@ -112,6 +112,14 @@ def _without_int96(file: Any) -> Any:
     return pa.schema([moments(field, field.name) for field in schema], schema.metadata)
 
 
+def compression(file: Any) -> frozenset[str]:
+    """How the columns of a `pyarrow.parquet.ParquetFile` are compressed: those of its first rows."""
+    if not file.metadata.num_row_groups:
+        return frozenset()
+    group = file.metadata.row_group(0)
+    return frozenset(group.column(number).compression for number in range(group.num_columns))
+
+
 @contextlib.contextmanager
 def readable(path: str, kind: Kind) -> Iterator[None]:
     """Raise DataError if the file is damaged or not of this kind."""

@@ -59,6 +59,8 @@ class Sample:
     """Names of a header as they are written, of those with blanks around them."""
     description: str = ""
     """How it is written: separator, encoding, header."""
+    compression: frozenset[str] = frozenset()
+    """How the columns of Parquet are compressed, by pyarrow's names."""
 
     @property
     def stripped(self) -> str | None:
@@ -239,6 +241,7 @@ def _json(path: str) -> Sample:
 def _columnar(path: str, form: Any) -> Sample:
     schema = footers.schema(path, form)
     rows: list[dict[str, Any]] = []
+    compression: frozenset[str] = frozenset()
     whole = False
     if form == "parquet":
         import pyarrow as pa
@@ -252,6 +255,7 @@ def _columnar(path: str, form: Any) -> Sample:
             if batch is not None:
                 rows = _of_batch(batch)
             whole = parquet.metadata.num_rows == len(rows)
+            compression = footers.compression(parquet)
     return Sample(
         path=path,
         form=form,
@@ -259,6 +263,7 @@ def _columnar(path: str, form: Any) -> Sample:
         rows=rows,
         whole=whole,
         description=footers.TITLES[form],
+        compression=compression,
     )
 
 

@@ -17,6 +17,7 @@ _MARK = "howdah-error:"
 _QUOTA = re.compile(
     r"RemoteException\((?P<java_class>[\w.$]*QuotaExceededException)\): (?P<message>.+)"
 )
+_CODEC = re.compile(r"ClassNotFoundException: \S+Codec\b")
 KERBEROS_MARKS = (
     "Client cannot authenticate via:[TOKEN, KERBEROS]",
     "Failed to find any Kerberos tgt",
@@ -77,6 +78,9 @@ def translated(
             if "ChecksumException" in text:  # Hadoop's local file system compares files with them
                 remedy = "remove the .crc file beside it if the file is right (its name: a dot, the"
                 remedy += " file's name, .crc), or restore the file"
+            elif _CODEC.search(text):
+                remedy = "write the files with zstd, gzip or snappy, which Spark has itself, or name"
+                remedy += " a jar of this codec in data.spark.conf (spark.jars)"
         lost = failed_container(text)
         where = None if lost is None else f"container {lost}"
         raise kind(

@@ -35,6 +35,7 @@ _FACES = (
     ("/v2", "oip"), ("/health", "health"), ("/metrics", "metrics"),
     ("/openapi.json", "page"),
 )  # fmt: skip
+_WHOLE_URL = re.compile(r"https?://[^/]*", re.IGNORECASE)
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\[\]:]*))(?::([0-9]{1,5}))?")
 
 
@@ -55,6 +56,7 @@ class Front:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = _in_origin_form(scope)
         state, began, code = self._state, time.monotonic(), 0
         scope["howdah.began"] = began
         below = scope["path"] + "/"  # /healthz is not below /health
@@ -148,6 +150,23 @@ def asks_for_login(scope: dict[str, Any]) -> bool:
     """
     is_page = scope["path"] == "/" and scope["method"] in ("GET", "HEAD")
     return is_page and header(scope, b"authorization") is None
+
+
+def _in_origin_form(scope: dict[str, Any]) -> dict[str, Any]:
+    """Return the scope of a request whose target is a whole URL, as if it named the path alone.
+
+    A server has to accept it, and its host counts, not the header's (RFC 9112, 3.2.2).
+    """
+    match = _WHOLE_URL.match(scope["path"])
+    if match is None:
+        return scope
+    _, _, authority, *below = scope["raw_path"].split(b"/", 3)
+    headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
+    return scope | {
+        "path": scope["path"][match.end() :] or "/",
+        "raw_path": b"/" + b"".join(below),
+        "headers": [*headers, (b"host", authority)],
+    }
 
 
 def _check_head(scope: dict[str, Any]) -> None:

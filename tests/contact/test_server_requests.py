@@ -102,6 +102,7 @@ def oip(**changes) -> bytes:
 
 
 GOOD = b'{"text": "the cat"}'
+EVIL = b"Host: evil.example\r\n"
 CLOSED = "closed"
 """Stands for a status: the server may close the connection without an answer."""
 
@@ -125,7 +126,11 @@ HEADS = [
     ("Host [::1]:8000", get(host=b"Host: [::1]:8000\r\n"), {200}),
     ("Host LOCALHOST:8000", get(host=b"Host: LOCALHOST:8000\r\n"), {200}),
     ("Host 0x7f.1", get(host=b"Host: 0x7f.1\r\n"), {403}, "closes"),
-    ("absolute-form URI, another host", get(b"http://evil.example/health"), {400, 403, 404}),
+    ("whole URL, another host", get(b"http://evil.example/health"), {403}, "closes"),
+    ("whole URL, this host", get(b"http://localhost:8000/health"), {200}),
+    ("whole URL, this host, another Host", get(b"HTTP://localhost/health", host=EVIL), {200}),
+    ("whole URL without a path", get(b"http://localhost"), {200}),
+    ("whole URL of no host", get(b"http:///health"), {400, 403}, "closes"),
     ("CL and TE: chunked (smuggling)",
      chunked(b"0\r\n\r\n" + get(), b"Content-Length: 5\r\n"), {400}, "closes"),
     ("TE: xchunked", chunked(b"0\r\n\r\n").replace(b"chunked", b"xchunked"), {400, 501}),

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import yaml
 
 from howdah.core.processes import marked
 from howdah.process import isolation
@@ -184,8 +185,9 @@ def test_ray_starts_the_group_again_after_a_killed_rank(config):
 @pytest.mark.full
 @pytest.mark.mpi
 def test_ray_tune_runs_the_same_space_and_prunes_in_good_order(config):
-    """Few rows are learnt by heart at a high rate, and the loss on validation rises: by this seed
-    the third trial of four has it."""
+    """Few rows are learnt by heart at a high rate, and the loss on validation rises: only such
+    trials are pruned. How many of the four have that rate depends on the order in which they end,
+    and ASHA lets the first one of a rung pass."""
     rates = {"training.learning_rate": {"choices": [1e-2, 1e-7]}}
     tune = {"space": rates, "trials": 4, "metric": "loss"}
     path = config(**{"training.max_steps": 600, "evaluation.every_steps": 50})
@@ -203,8 +205,10 @@ def test_ray_tune_runs_the_same_space_and_prunes_in_good_order(config):
     assert made["trials"] == {
         "waiting": 0, "running": 0, "failed": 0, "finished": len(finished), "pruned": len(pruned),
     }  # fmt: skip
-    assert (pruned, len(finished)) == ([2], 3)
+    assert pruned and len(pruned) + len(finished) == 4
     for number in pruned:
+        config_of = yaml.safe_load((study / f"trials/{number}/config.yaml").read_text())
+        assert config_of["training"]["learning_rate"] == 1e-2
         saved = Checkpoints(str(study / f"trials/{number}/checkpoints")).list()
         assert saved and saved[0].step < 600
     assert (study / "study.html").exists()

@@ -43,6 +43,15 @@ def test_what_java_throws_stays_a_fault_of_the_source(gateway):
         gateway.jvm.java.lang.Integer.parseInt("no number")
 
 
+def test_a_codec_that_spark_lacks_is_named_with_what_helps(gateway):
+    with (
+        pytest.raises(DataError, match="could not read the source") as caught,
+        translated("read the source", DataError),
+    ):
+        gateway.jvm.java.lang.Class.forName("org.apache.hadoop.io.compress.BrotliCodec")
+    assert "spark.jars" in caught.value.remedy and "BrotliCodec" in caught.value.got
+
+
 def test_a_method_that_java_lacks_is_no_lost_driver(gateway):
     with (
         pytest.raises(ClusterError, match="could not read the source"),

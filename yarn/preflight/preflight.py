@@ -30,8 +30,8 @@ _SKEW_SECONDS = 300.0
 _WARN_SKEW_SECONDS = 30.0
 _TRIED_WORKERS = 512
 _FORMING_SECONDS = 60.0
-"""How long a world of _TRIED_WORKERS may take to form: 17 s of the driver's core, 54 s in all when
-the ranks were simulated on two cores beside it (docs/benchmarks.md)."""
+"""How long a world of _TRIED_WORKERS may take to form: 7.4 s of the driver's core, and what the
+ranks and the network need (docs/benchmarks.md)."""
 
 
 def check(config: Config, manager: ResourceManager, progress: Progress) -> None:
