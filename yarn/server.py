@@ -72,7 +72,6 @@ def application(
         secure: True if the cluster has Kerberos.
         token: this submission's token, which one of its tags contains.
     """
-    options = config.yarn
     tokens = {} if token_file is None else {TOKENS: token_file}
     return spec.Application(
         name=f"serve {storage.name(model_directory.rstrip('/'))}",
@@ -83,11 +82,11 @@ def application(
         nodes=(),
         restarts=-1,
         driver=spec.ContainerRequest(
-            memory_mib=spec.mib(options.driver.memory), vcores=options.driver.vcores, gpus=0,
+            memory_mib=spec.mib(config.yarn.driver.memory), vcores=1, gpus=0,
             script="", files={}, env=spec.MASTER_ENV,
         ),
         worker=spec.ContainerRequest(
-            memory_mib=spec.mib(config.serve.memory), vcores=config.serve.vcores, gpus=0,
+            memory_mib=spec.mib(config.serve.memory), vcores=config.serve.threads or 1, gpus=0,
             script="mkdir -p tmp\n" + spec.preamble(shipment)
             + f"exec {spec.words(config, 'howdah.serving')}\n",
             files=spec.localised(shipment, hadoop_file, {spec.CONFIG: config_file, **tokens}),
