@@ -117,8 +117,11 @@ def forget(
     """
     if not (dataset or runs or models or files):
         raise UsageError("give at least one of --dataset, --runs, --models, --files")
+    from howdah import storage
+    from howdah.config.model import RunSection
     from howdah.etl.history import forget as forgetting
 
+    storage.configure(mode=int(RunSection().mode, 8))  # there is no configuration that says it
     row_ids = forgetting.read_ids(ids)
     places = {
         "datasets": dataset or [], "runs": runs or [], "models": models or [], "files": files or []

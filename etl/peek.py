@@ -193,9 +193,8 @@ def _rows(one: Sample, data: DataSection) -> Iterator[tuple[str | None, ...]]:
     if columns.text_pair is not None:
         sides.append(one.texts(columns.text_pair))
     listed = [name.strip() for name in data.labels or ()]
-    for *texts, label, lack, key in zip(
-        *sides, one.column(columns.label), lacks, keys, strict=True
-    ):
+    given = one.column(columns.label, lists=data.task == "multi_label")
+    for *texts, label, lack, key in zip(*sides, given, lacks, keys, strict=True):
         both = [columns.separator.join(parts) for parts in texts]
         text = joined(*both) if len(both) > 1 else both[0]
         if label is not None and one.form == "jsonl" and label.strip() not in listed:

@@ -8,6 +8,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from howdah import storage
 from howdah.config.data import CsvOptions, DataSection
@@ -15,16 +16,19 @@ from howdah.config.model import ModelSection
 from howdah.config.yaml_text import flow
 from howdah.core.cache import cache_root
 from howdah.core.terminal import as_cell
-from howdah.data.files import peek
+from howdah.data.files import peek, records
 from howdah.data.files.peek import Sample
 from howdah.data.targets import label_name
 from howdah.errors import DataError
 from howdah.etl import peek as etl_peek
 from howdah.etl.sources import source as sources
+from howdah.etl.sources.source import Source
 
 _OFFLINE = "minilm-l6-*"
 """Directory of the cache into which set-up puts the demo's base model."""
 _HUB = ModelSection().base
+_MOST_PARTITIONS = 8
+"""Directories of which a file is looked at, where their names are columns."""
 _PLAIN = re.compile("[^A-Za-z0-9._-]+")
 
 
@@ -39,13 +43,14 @@ def from_source(path: str) -> tuple[str, list[str]]:
     source = sources.resolve(data)
     first = source.files[0].path
     options = peek.sniffed(first, data.csv) if source.kind == "csv" else data.csv
-    sample = peek.sample(first, source.kind, options)
+    sample = peek.sample(first, source.kind, options, source.root)
     if source.kind == "csv" and _begins_with_a_row(sample):
         names = [f"column_{n}" for n, _ in enumerate(sample.names, start=1)]
         options = options.model_copy(update={"header": False, "names": names})
-        sample = peek.sample(first, source.kind, options)
+        sample = peek.sample(first, source.kind, options, source.root)
     if not sample.rows:
         raise _without_rows(first, sample)
+    sample = _with_partitions(sample, source, options)
     columns = peek.guessed(sample)
     notes = []
     if "label" not in columns:
@@ -54,6 +59,18 @@ def from_source(path: str) -> tuple[str, list[str]]:
             f" data.columns.label to one of {', '.join(sample.names)}"
         )
     return "\n".join(_lines(path, sample, options, columns)) + "\n", notes
+
+
+def _with_partitions(sample: Sample, source: Source, options: CsvOptions) -> Sample:
+    """The sample, with rows of a file of each of some directories whose names are columns: in one
+    of them such a column has one value."""
+    if not records.directories(sample.path, source.root):
+        return sample
+    firsts = {storage.parent(entry.path): entry.path for entry in reversed(source.files)}
+    paths = list(reversed(firsts.values()))[:_MOST_PARTITIONS]
+    samples = [peek.sample(path, source.kind, options, source.root) for path in paths]
+    rows = [row for one in samples for row in one.rows]
+    return replace(sample, path=source.root or sample.path, rows=rows, whole=False)
 
 
 def _begins_with_a_row(sample: Sample) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Iterator, Sequence
 
 from howdah.data.files.opening import open_bytes
@@ -16,6 +17,7 @@ _MOST_BYTES = 64 * 2**20
 _BLOCK_BYTES = 2**20
 _OTHER = "windows-1252"
 """What spreadsheet programs on Windows save as "CSV" in Europe and America."""
+_BEYOND_ASCII = re.compile(rb"[\x80-\xff]+")
 _ANY = "ISO-8859-1"
 """An encoding in which any bytes decode."""
 
@@ -34,6 +36,8 @@ def explained(paths: Sequence[str], encoding: str) -> str | None:
             answer = _of_lines(lines)
             if answer is False:
                 return None
+            if answer is True and not _is_western(lines):
+                return None
             invalid = invalid or answer is True
     return _OTHER if invalid else None
 
@@ -51,8 +55,8 @@ def _first_lines(path: str) -> Iterator[list[bytes]]:
 
 
 def sniffed(begin: bytes) -> str | None:
-    """The character set that a file's first bytes show; None: they are ASCII, or UTF-8 with broken
-    lines.
+    """The character set that a file's first bytes show; None: they are ASCII, UTF-8 with broken
+    lines, or in a character set that only its writer knows.
 
     >>> sniffed("caf\u00e9\\n".encode()), sniffed("caf\u00e9\\n".encode("cp1252"))
     ('UTF-8', 'windows-1252')
@@ -65,11 +69,12 @@ def sniffed(begin: bytes) -> str | None:
     lines = lines[:-1] if len(lines) > 1 else lines  # the last one may be cut in a character
     answer = _of_lines(lines)
     if answer is not False:
-        return _OTHER if answer else None
+        return _OTHER if answer and _is_western(lines) else None
     try:
         b"\n".join(lines).decode()
     except UnicodeDecodeError:
-        return None if any(map(_is_utf8, lines)) else _ANY
+        broken = any(map(_is_utf8, lines))
+        return None if broken or not _is_western(lines) else _ANY
     return "UTF-8"
 
 
@@ -107,6 +112,18 @@ def _is_utf8(line: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return not line.isascii()
+
+
+def _is_western(lines: Sequence[bytes]) -> bool:
+    """True if most letters beyond ASCII stand between ASCII, as in European languages of Latin
+    letters. Cyrillic, Greek, Chinese or Japanese text has them side by side, and decodes too: into
+    nonsense."""
+    letters = alone = 0
+    for line in lines:
+        runs = _BEYOND_ASCII.findall(line)
+        letters += sum(map(len, runs))
+        alone += sum(len(run) == 1 for run in runs)
+    return 2 * alone > letters
 
 
 def _of_lines(lines: Sequence[bytes]) -> bool | None:

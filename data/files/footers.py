@@ -113,7 +113,7 @@ def _without_int96(file: Any) -> Any:
 
 
 def compression(file: Any) -> frozenset[str]:
-    """How the columns of a `pyarrow.parquet.ParquetFile` are compressed: those of its first rows."""
+    """How the first rows' columns of a `pyarrow.parquet.ParquetFile` are compressed."""
     if not file.metadata.num_row_groups:
         return frozenset()
     group = file.metadata.row_group(0)

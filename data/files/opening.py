@@ -50,21 +50,27 @@ class _Reading(io.RawIOBase):
 
 
 class _Inflated(_Reading):
-    """A file in zlib's format, as Hadoop's DefaultCodec writes `.deflate`."""
+    """A file in zlib's format, as Hadoop's DefaultCodec writes `.deflate`; several that were put
+    together (`hdfs dfs -getmerge`) are read one after the other."""
 
     def __init__(self, source: Any) -> None:
         super().__init__(source)
         self._inflate = zlib.decompressobj()
 
     def _next(self, size: int) -> bytes:
-        while not self._inflate.eof:
-            data = self._inflate.unconsumed_tail or self._source.read(_SMALL)
+        while True:
+            if self._inflate.eof:
+                data = self._inflate.unused_data or self._source.read(_SMALL)
+                if not data:
+                    return b""
+                self._inflate = zlib.decompressobj()
+            else:
+                data = self._inflate.unconsumed_tail or self._source.read(_SMALL)
             inflated = self._inflate.decompress(data, size)
             if inflated:
                 return inflated
-            if not data:
+            if not data and not self._inflate.eof:
                 raise EOFError("the compressed file ends before its end marker")
-        return b""
 
 
 COMPRESSED: dict[str, Callable[[Any], Any]] = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import io
 import itertools
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ from howdah.data import ids
 from howdah.data.files import csv_rows, encodings, everyday, footers, json_rows, quotes, records
 from howdah.data.files.opening import head, open_text
 from howdah.errors import DataError
-from howdah.storage.charsets import SURROGATES
+from howdah.storage.charsets import ESCAPE, SURROGATES
 
 MOST = 2**20
 """Characters, or bytes, of a file that are looked at."""
@@ -75,13 +76,27 @@ class Sample:
             values = [json_rows.field(row, name) for name in names]
             yield [one for one in map(self._text, values) if one is not None]
 
-    def column(self, name: str) -> list[str | None]:
-        """A column's values as texts; None where a row has none."""
-        return [next(iter(values), None) for values in self.texts([name])]
+    def column(self, name: str, *, lists: bool = False) -> list[str | None]:
+        """A column's values as texts; None where a row has none.
+
+        Args:
+            lists: an array is a value too, as JSON.
+        """
+        if not lists:
+            return [next(iter(values), None) for values in self.texts([name])]
+        values = (json_rows.field(row, name) for row in self.rows)
+        return [_json_text(one) if isinstance(one, list) else self._text(one) for one in values]
 
     @staticmethod
     def _text(value: Any) -> str | None:
         return None if isinstance(value, list | dict) else ids.text(json_rows.scalar(value))
+
+
+def _json_text(values: list[Any]) -> str:
+    """An array as data/spark/text_rows.py has it: JSON of texts."""
+    texts = (one if isinstance(one, list | dict) else json_rows.scalar(one) for one in values)
+    plain = [one if isinstance(one, list | dict) else ids.text(one) for one in texts]
+    return json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
 
 
 def sample(path: str, form: str, options: CsvOptions, root: str | None = None) -> Sample:
@@ -252,10 +267,9 @@ def _columnar(path: str, form: Any) -> Sample:
         with storage.open_read(path) as file, footers.readable(path, form):
             parquet = pq.ParquetFile(file, buffer_size=MOST // 16, pre_buffer=False)
             batch = next(parquet.iter_batches(_MOST_COLUMNAR_ROWS, columns=names), None)
-            if batch is not None:
-                rows = _of_batch(batch)
-            whole = parquet.metadata.num_rows == len(rows)
+            whole = parquet.metadata.num_rows == (0 if batch is None else batch.num_rows)
             compression = footers.compression(parquet)
+        rows = [] if batch is None else _of_batch(batch)
     return Sample(
         path=path,
         form=form,
@@ -272,11 +286,34 @@ def _of_batch(batch: Any) -> list[dict[str, Any]]:
 
     columns = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        nested = pa.types.is_nested(column.type)
-        columns[name] = column.to_pylist() if nested else ids.texts(column)
+        try:
+            nested = pa.types.is_nested(column.type)
+            columns[name] = column.to_pylist() if nested else ids.texts(column)
+        except (ArithmeticError, LookupError, ValueError):
+            columns[name] = _foreign(column)
     return [
         dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
     ]
+
+
+def _foreign(column: Any) -> list[str | None]:
+    """A column with values that Python's types lack, as Spark would have it: bytes that are not
+    UTF-8, a time in the year 10000, a zone that is not known here. Nulls where Arrow has no text
+    of them either."""
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _foreign(column.cast(kind.value_type))
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        values = column.cast(pa.large_binary()).to_pylist()
+        return [None if one is None else one.decode("utf-8", ESCAPE) for one in values]
+    if pa.types.is_timestamp(kind):
+        column = column.cast(pa.timestamp(kind.unit))
+    try:
+        return column.cast(pa.string()).to_pylist()
+    except pa.ArrowException:
+        return [None] * len(column)
 
 
 # --------------------------------------------------------------------------------------- judging

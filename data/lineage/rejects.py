@@ -27,7 +27,7 @@ def find(row_id: str, datasets: Sequence[Dataset]) -> dict[str, list[dict[str, A
         for name in dataset.manifest.quality.get("reject_files", []):
             try:
                 with storage.open_read(storage.join(dataset.path, name)) as file:
-                    table = pq.read_table(file, columns=list(_READ))
+                    table = pq.read_table(file, columns=list(_READ), pre_buffer=False)
             except NotFound:
                 continue
             rows = table.filter(pc.starts_with(table["id"], row_id)).to_pylist()

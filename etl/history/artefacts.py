@@ -156,7 +156,7 @@ def _parquet(path: str, targets: Targets, columns: Collection[str], rewrite: boo
                 count += removed
                 if writer is not None:
                     writer.write_table(table)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ArithmeticError, LookupError, ValueError) as error:
         why = f"its rows cannot be read: not a whole Parquet file ({error})"
         return Judged(listed=Listed(why=why, look="restore it and run this again, or remove it"))
     return Judged(count=count, data=out.getvalue())
@@ -208,7 +208,8 @@ def _without(table: pa.Table, targets: Targets, columns: Collection[str]) -> tup
 def read_table(path: str, columns: list[str] | None = None) -> pa.Table:
     """A Parquet file of the ETL's."""
     with storage.open_read(path) as file:
-        return pq.read_table(pa.PythonFile(file, "r"), columns=columns)
+        # Threads that read ahead may outlive the interpreter, which then aborts.
+        return pq.read_table(pa.PythonFile(file, "r"), columns=columns, pre_buffer=False)
 
 
 def without_rejected(table: pa.Table, targets: Targets) -> tuple[pa.Table, int]:

@@ -12,6 +12,7 @@ it removes cannot be brought back.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -345,6 +346,8 @@ def _made(root: str, result: Survey, progress: Progress) -> tuple[list[str], set
     if latest is None or latest.path not in affected:
         return [], affected
     made = rewrite.without(latest, result.targets, progress)
+    if (mode := storage.entry(latest.path).mode) is not None:
+        storage.set_mode(made.path, mode)
     in_dataset.refuse_unclean(made, result.targets)
     return [made.path], affected - {made.path}
 
@@ -415,13 +418,15 @@ def _look(path: str, result: Survey) -> None:
 
 def _take_out(path: str, result: Survey) -> None:
     """Rewrite a file without the rows; a page that shows one is removed."""
+    if storage.is_local(path):  # a link's target has the rows
+        path = os.path.realpath(storage.local_path(path))
     judged = artefacts.judge(path, result.targets, result.columns, rewrite=True)
     if not judged.count:
         return
     if judged.data is None:
         storage.remove(path)
     else:
-        storage.write_whole(path, judged.data)
+        storage.write_whole(path, judged.data, mode=storage.entry(path).mode)
     checksum = storage.join(storage.parent(path), f".{storage.name(path)}.crc")
     if storage.is_local(path) and storage.exists(checksum):  # Hadoop's, of the old file
         storage.remove(checksum)

@@ -202,13 +202,17 @@ def refuse_rejects(read: int, drops: Mapping[str, int], data: DataSection) -> No
     counted = {r: n for r, n in drops.items() if n and r not in NOT_BAD}
     rejected = sum(counted.values())
     if too_many(rejected, read, data.quality.max_reject_fraction):
+        remedy = "fix the source or the column mapping, or raise the fraction"
+        if 2 * counted.get("wrong_encoding", 0) > rejected:
+            remedy = "name the files' character set in data.csv.encoding (JSON and Parquet must be"
+            remedy += " UTF-8: convert the files), or raise the fraction"
         raise DataError(
             "too many rows are rejected",
             where="data.quality.max_reject_fraction",
             expected=f"at most {percent(data.quality.max_reject_fraction)} of {read:,} rows",
             got=f"{rejected:,} rows: "
             + ", ".join(f"{n:,} {r}" for r, n in sorted(counted.items(), key=lambda x: -x[1])),
-            remedy="fix the source or the column mapping, or raise the fraction",
+            remedy=remedy,
         )
 
 

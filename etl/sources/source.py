@@ -189,7 +189,7 @@ def _files(source: str) -> tuple[str | None, list[Entry]]:
 
 def _refuse_within(root: str, dataset: str) -> None:
     """Refuse a dataset below the source's directory, whose files would be rows of the next run."""
-    path, above = storage.absolute(dataset), storage.absolute(root).rstrip("/") + "/"
+    path, above = (storage.absolute(one).rstrip("/") + "/" for one in (dataset, root))
     if path.startswith(above) and not path.removeprefix(above).startswith(HIDDEN):
         raise ConfigError(
             "the dataset lies in the source's directory, and would be read as a part of it",

@@ -241,9 +241,12 @@ def _merged(problems: list[HowdahError]) -> list[HowdahError]:
 def _problem(item: dict) -> HowdahError:
     """A pydantic error as a HowdahError."""
     # The path has the tags of unions ("list[str]", "literal[...]"), which are not keys.
-    path = [part for part in item["loc"] if isinstance(part, int) or _is_key(part)]
-    where = ".".join(str(part) for part in path) or None
     kind, message = item["type"], item["msg"]
+    *above, last = item["loc"] or ("",)
+    path = [part for part in above if isinstance(part, int) or _is_key(part)]
+    # An unknown key may be spelt in any way.
+    path += [last] if kind == "extra_forbidden" or isinstance(last, int) or _is_key(last) else []
+    where = ".".join(str(part) for part in path) or None
     if kind == "extra_forbidden":
         if (sentence := replacement(path)) is not None:
             return HowdahError(f"the key {where} was removed", where=where, remedy=sentence)

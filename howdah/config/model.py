@@ -375,7 +375,12 @@ class Config(Section):
             return raw
         data, evaluation = raw.get("data"), raw.get("evaluation") or {}
         task = data.get("task") if isinstance(data, dict) else getattr(data, "task", None)
-        if task not in TASKS or not isinstance(evaluation, dict) or "metric" in evaluation:
+        if (
+            not isinstance(task, str)
+            or task not in TASKS
+            or not isinstance(evaluation, dict)
+            or "metric" in evaluation
+        ):
             return raw
         return {**raw, "evaluation": {**evaluation, "metric": TASKS[task].metric}}
 

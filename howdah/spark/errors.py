@@ -79,8 +79,8 @@ def translated(
                 remedy = "remove the .crc file beside it if the file is right (its name: a dot, the"
                 remedy += " file's name, .crc), or restore the file"
             elif _CODEC.search(text):
-                remedy = "write the files with zstd, gzip or snappy, which Spark has itself, or name"
-                remedy += " a jar of this codec in data.spark.conf (spark.jars)"
+                remedy = "write the files with zstd, gzip or snappy, which Spark has itself, or"
+                remedy += " name a jar of this codec in data.spark.conf (spark.jars)"
         lost = failed_container(text)
         where = None if lost is None else f"container {lost}"
         raise kind(

@@ -47,6 +47,21 @@ traning: {}
     assert messages["training.global_batch_size"].got == "'many'"
 
 
+@pytest.mark.parametrize(
+    ("text", "where", "remedy"),
+    [
+        ("x-defaults: {a: 1}", "x-defaults", ""),
+        ("data: {max-length: 64}", "data.max-length", "did you mean data.max_length?"),
+        ("training: {str: 1}", "training.str", ""),
+        ("model: {a b: 1}", "model.a b", ""),
+        ("data: {task: [multi_label]}", "data.task", ""),
+    ],
+)
+def test_an_unknown_key_is_named_however_it_is_spelt(tmp_path, text, where, remedy):
+    messages = problems(tmp_path, text)
+    assert list(messages) == [where] and remedy in (messages[where].remedy or "")
+
+
 def test_a_value_of_no_fitting_type_is_one_problem(tmp_path):
     messages = problems(tmp_path, "data: {labels: 3}")
     assert list(messages) == ["data.labels"]

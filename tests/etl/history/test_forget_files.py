@@ -4,6 +4,7 @@ import datetime
 import gzip
 import io
 import json
+import os
 from importlib.resources import files
 
 import pyarrow as pa
@@ -309,3 +310,45 @@ def test_the_marker_of_a_scored_partition_names_no_row_any_more(tmp_path, capsys
     assert answer([*words, "--apply"], capsys)["applied"]
     after = storage.read_json(f"{tmp_path}/models/news/scored/shop.scored/ds=5/done.json")
     assert after == {"rows": 5, "reasons": [{**marker["reasons"][0], "example": "[forgotten]"}]}
+
+
+def test_a_link_s_target_loses_the_row_and_stays_as_private_as_it_was(tmp_path, capsys):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "files").mkdir()
+    target, link = tmp_path / "real/pred.parquet", tmp_path / "files/latest.parquet"
+    target.write_bytes(parquet({"id": ["1", "2"]}))
+    target.chmod(0o600)
+    link.symlink_to(target)
+    ids = tmp_path / "ids.txt"
+    ids.write_text("1\n")
+    words = ["model", "forget", "--ids", str(ids), "--files", str(tmp_path / "files"), "--apply"]
+    assert howdah(words) == 0
+    assert pq.read_table(target)["id"].to_pylist() == ["2"]
+    assert link.is_symlink() and target.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_version_without_the_rows_is_as_private_as_the_one_before(
+    tmp_path, tiny_model_dir, capsys
+):
+    root = tmp_path / "data"
+    made = build_appended(str(root), model_dir=tiny_model_dir, days=1)
+    os.chmod(made.path, 0o700)
+    (tmp_path / "ids.txt").write_text(ids_of(made)["train"][0] + "\n")
+    before = os.umask(0o022)
+    try:
+        words = ["--ids", str(tmp_path / "ids.txt"), "--dataset", str(root), "--apply"]
+        assert howdah(["model", "forget", *words]) == 0
+    finally:
+        os.umask(before)
+    (version,) = root.glob("v=*")
+    assert str(version) != made.path and version.stat().st_mode & 0o777 == 0o700
+    open_to_others = [path for path in version.rglob("*") if path.stat().st_mode & 0o007]
+    assert not open_to_others
+
+
+def test_a_column_that_python_cannot_hold_is_listed(tmp_path, capsys):
+    late = pa.array([10**7], pa.int32()).cast(pa.date32())
+    pq.write_table(pa.table({"id": late}), tmp_path / "late.parquet")
+    (tmp_path / "ids.txt").write_text("1\n")
+    words = ["--ids", str(tmp_path / "ids.txt"), "--files", str(tmp_path / "late.parquet")]
+    assert howdah(["model", "forget", *words]) == 1
