@@ -379,9 +379,9 @@ def _below(places: Sequence[str], datasets: Sequence[str], result: Survey) -> It
     A dataset among them is not looked through as files: it blocks changes, unless its root is one
     of `datasets`.
     """
-    roots = {root.rstrip("/") for root in datasets}
+    roots = {storage.absolute(root).rstrip("/") for root in datasets}
     for place in places:
-        if place.rstrip("/") in roots:
+        if storage.absolute(place).rstrip("/") in roots:
             continue
         try:
             if not storage.is_dir(place):
@@ -395,7 +395,7 @@ def _below(places: Sequence[str], datasets: Sequence[str], result: Survey) -> It
             ".tfrecord" in entry.name for entry in entries
         ):
             root = storage.parent(place.rstrip("/"))
-            if root not in roots:
+            if storage.absolute(root) not in roots:
                 why, remedy = "it is a version of a dataset", f"give its root too: --dataset {root}"
                 result.blocked.append({"path": place, "why": why, "remedy": remedy})
             continue
