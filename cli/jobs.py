@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,7 +26,14 @@ from howdah.cli.common import (
     typed,
 )
 from howdah.core.terminal import shown
-from howdah.errors import NotFound, PermissionDenied, UsageError
+from howdah.errors import (
+    ClusterError,
+    HowdahError,
+    NotFound,
+    PermissionDenied,
+    StorageError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from howdah.config.model import Config
@@ -237,7 +245,8 @@ def status(
 
 
 def _of_train(job: str | None, config: str | None, set: list[str] | None) -> Any:
-    """The status of a run directory that no job was submitted to; None: it is not a run."""
+    """The status of a run directory that no job has, or none any more; None: a job has it, or it is
+    not a run."""
     from howdah.jobs import record
     from howdah.training.run.status import run_status
 
@@ -246,11 +255,26 @@ def _of_train(job: str | None, config: str | None, set: list[str] | None) -> Any
     if job is not None:
         allowed(("JOB", "path", job))
         directory = job
-    elif config is not None:
+    elif config is not None or set:
         directory = load(config, set).run.directory
     else:
         return None
-    return run_status(directory) if record.read(directory) is None else None
+    submitted = record.read(directory)
+    if submitted is None or _continued_by_train(directory, submitted.submitted):
+        return run_status(directory)
+    return None
+
+
+def _continued_by_train(directory: str, submitted: float) -> bool:
+    """True if the run's newest attempt is a `howdah train`'s, after the job was submitted."""
+    from howdah.models.runs import record
+
+    try:
+        attempt = (record.read(directory).get("attempts") or [{}])[-1]
+    except NotFound:
+        return False
+    started = None if attempt.get("submission") else attempt.get("started")
+    return bool(started) and datetime.fromisoformat(started).timestamp() > submitted
 
 
 @app.command()
@@ -292,6 +316,14 @@ def kill(
     json: AsJson = False,
 ) -> None:
     """End a job or a server, and wait until it has ended."""
+    trained = _of_train(job, config, set)
+    if trained is not None and trained["state"] == "RUNNING":
+        raise UsageError(
+            "a `howdah train` has this run directory, and not a job",
+            where=trained["run_directory"],
+            got=f"attempt {trained['attempt']} on {trained['host']}",
+            remedy="end that command: Ctrl-C in its terminal, or SIGTERM to it",
+        )
     application = _find(job, config, set)
     state = application.kill(save=save, save_seconds=save_seconds, progress=say)
     answer({"application": application.id, "state": state}, json, [f"{application.id} is {state}"])
@@ -343,8 +375,14 @@ def ps(
     from howdah.jobs.status.text import ps_lines
 
     rows, user = [], None
+    problem: HowdahError | None = None
     for name in ("local", "yarn"):  # the first one stands for Spark and Ray too
         cluster = cluster_of(name, loader.from_dict({}))
-        rows += cluster.listed(all_users=all_users, finished=all_states)
-        user = cluster.user or user
+        try:
+            rows += cluster.listed(all_users=all_users, finished=all_states)
+            user = cluster.user or user
+        except (ClusterError, StorageError) as error:  # what runs here is shown all the same
+            problem = error
     answer({"user": user, "jobs": rows}, json, ps_lines(rows))
+    if problem is not None:
+        raise problem

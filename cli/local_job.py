@@ -24,7 +24,14 @@ from howdah.cli.jobs import cluster_of
 from howdah.config import loader
 from howdah.config.model import Config
 from howdah.core import gpus, machine
-from howdah.errors import ConfigError, HowdahError, Interrupted, Terminated, UsageError
+from howdah.errors import (
+    ConfigError,
+    HowdahError,
+    Interrupted,
+    StorageError,
+    Terminated,
+    UsageError,
+)
 from howdah.job_log import Position, new_lines
 from howdah.jobs import record
 from howdah.jobs import submit as submission
@@ -189,8 +196,12 @@ def _wait(job: Application, config: Config) -> int | None:
 def _ask_to_stop(job: Application, config: Config, number: int) -> float:
     """Ask the driver to save and end; the time (time.monotonic) by which it must have ended."""
     seconds = config.checkpoint.grace_seconds
-    job.request({"type": "stop", "save": True})
     name = signal.Signals(number).name
+    try:
+        job.request({"type": "stop", "save": True})
+    except StorageError as error:
+        say(f"{name}: the job is ended without a checkpoint: {error.what}")
+        return 0.0
     say(f"{name}: saving a checkpoint, at most {seconds:g} s (once more: kill)")
     return time.monotonic() + seconds + _END_SECONDS
 

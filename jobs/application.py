@@ -21,6 +21,7 @@ from howdah.errors import (
     JobLost,
     NotFound,
     PermissionDenied,
+    StorageError,
     TrainingError,
     UsageError,
 )
@@ -189,8 +190,12 @@ class Application(ABC):
         driver = self.driver_status() if save else {}
         if driver.get("state") in _CAN_SAVE:
             before = (driver.get("last_checkpoint") or {}).get("step")
-            self.request({"type": "stop", "save": True})
-            self._wait_for_save(before, save_seconds, progress)
+            try:
+                self.request({"type": "stop", "save": True})
+            except StorageError as error:  # a full disk: it can still be ended
+                progress(f"the job cannot be asked to save: {error.what}")
+            else:
+                self._wait_for_save(before, save_seconds, progress)
         state = self.end()
         self.ended()
         return state

@@ -106,7 +106,10 @@ class Record:
         if os.path.basename(self.application) != self.application:
             return False
         private = of_application(self.application)
-        return private == self and self.directory == os.path.dirname(_private(self.application))
+        if private is None or private.directory != os.path.dirname(_private(self.application)):
+            return False
+        same = replace(private, run_directory=self.run_directory) == self
+        return same and _is_one_place(private.run_directory, self.run_directory)
 
     def write(self, *, private: bool = False) -> None:
         """Replace the run directory's record.
@@ -181,6 +184,13 @@ def _read(path: str) -> Record | None:
     except NotFound:
         return None
     return Record(**{name: values[name] for name in _NAMES})
+
+
+def _is_one_place(one: str, other: str) -> bool:
+    """True if two paths lead to one directory; on this machine, one of them by a link."""
+    if storage.is_local(one) and storage.is_local(other):
+        one, other = (os.path.realpath(storage.local_path(path)) for path in (one, other))
+    return one.rstrip("/") == other.rstrip("/")
 
 
 def boot() -> str:

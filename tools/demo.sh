@@ -13,5 +13,7 @@ else
     tools/setup.sh --demo "$framework" --without-horovod
     demo=(tools.demo --set-up)
 fi
+# It trains two ranks, on CPUs unless you name GPUs: a workstation may have one.
+export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PATH="$PWD/.venv/bin:$PATH"
 exec .venv/bin/python -m "${demo[@]}" --framework "$framework" "$@"

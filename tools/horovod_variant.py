@@ -56,7 +56,7 @@ print(json.dumps({
     "torch": version("torch"),
     "torch_build": hashlib.sha256(torch_text.encode()).hexdigest()[:16],
     "torch_cuda": find(r"cuda(?::[^=]*)? = '([0-9.]+)'", torch_text),
-    "tensorflow_cuda": find(r'"cuda_version": "([0-9.]+)"', build_info),
+    "tensorflow_cuda": find(r".cuda_version.[:,] ?.([0-9.]+)", build_info),
     "nccl": version("nvidia-nccl-cu13") or version("nvidia-nccl-cu12"),
 }))
 """
@@ -325,7 +325,13 @@ def check_variant(variant: Variant) -> Variant:
             remedy="--gpu nccl --frameworks torch (or tensorflow), one environment for each",
         )
     if variant.cuda_archs:
-        return variant
+        named = tuple(one.replace(".", "") for one in variant.cuda_archs)
+        if not all(one.isdigit() for one in named):
+            raise SetupError(
+                f"not compute capabilities: {', '.join(variant.cuda_archs)}",
+                remedy="separate them by commas: 80,90 (A100, H100)",
+            )
+        return dataclasses.replace(variant, cuda_archs=named)
     listing = output_of(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"])
     archs = tuple(sorted({line.strip().replace(".", "") for line in (listing or "").splitlines()}))
     if not archs or not all(arch.isdigit() for arch in archs):

@@ -154,8 +154,14 @@ def join(config: Config) -> optuna.Study:
 
 
 def _name(config: Config) -> str:
-    """Optuna's name of the study; several studies may share a database and a run.name."""
-    return f"{config.run.name} {config.run.directory.rstrip('/')}"
+    """Optuna's name of the study; several studies may share a database and a run.name.
+
+    Hyperband's brackets follow from it: where the study's file lies in its directory, they do not
+    depend on where that is.
+    """
+    if config.tune.storage is None and config.tune.storage_url_file is None:
+        return config.run.name
+    return f"{config.run.name} {storage.absolute(config.run.directory).rstrip('/')}"
 
 
 def _file(config: Config) -> str | None:

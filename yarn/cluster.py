@@ -229,8 +229,9 @@ class YarnCluster(Cluster):
 
     @property
     def _is_configured(self) -> bool:
-        """True if this machine has the settings of a cluster."""
-        return hadoop_conf.load(names=hadoop_conf.YARN_FILES).directory is not None
+        """True if this machine has the settings of a ResourceManager; some have HDFS's alone."""
+        settings = hadoop_conf.load(names=hadoop_conf.YARN_FILES)
+        return any(key.startswith("yarn.resourcemanager.") for key in settings.values)
 
     def is_live(self, record: Record) -> bool:
         try:

@@ -15,6 +15,7 @@ from howdah.config.launchers import CARRIES, CommKind
 from howdah.config.model import Config
 from howdah.doctor.checks import Check
 from howdah.errors import ConfigError
+from howdah.packaging import elf
 from howdah.process import isolation
 
 FRAMEWORKS = ("tensorflow", "torch")
@@ -98,14 +99,35 @@ def carrier_of_job(config: Config) -> CommKind:
     """
     training = config.training
     kind = training.comm
+    carried = horovod_carries(training.framework, gpu=config.job.worker.gpus > 0)
     if kind == "auto":
-        horovod = training.framework in (horovod_libraries() or {})
-        kind = "horovod" if horovod or training.framework not in CARRIES["torch"] else "torch"
+        kind = "horovod" if carried or training.framework not in CARRIES["torch"] else "torch"
     if kind == "torch":
         require_torch_job(config)
-    else:
-        _require_horovod(training.framework)
+        return kind
+    _require_horovod(training.framework)
+    if not carried:
+        raise ConfigError(
+            "the installed Horovod was built without NCCL, and the job's workers have GPUs",
+            where="training.comm: horovod",
+            expected="training.comm: torch, or a Horovod with NCCL (`make setup-gpu`)",
+            got=f"job.worker.gpus: {config.job.worker.gpus}",
+            remedy="set training.comm: torch; job.worker.gpus: 0 trains on CPUs",
+        )
     return kind
+
+
+def horovod_carries(framework: str, *, gpu: bool) -> bool:
+    """True if the installed Horovod sums this framework's gradients; imports neither.
+
+    Args:
+        gpu: they are a GPU's. PyTorch's Horovod hangs on those unless it was built with NCCL.
+    """
+    library = (horovod_libraries() or {}).get(framework)
+    if library is None or not gpu or framework != "torch":
+        return library is not None
+    elf_file = elf.read(library)
+    return elf_file is not None and any(name.startswith("libnccl") for name in elf_file.needed)
 
 
 def require_torch_job(config: Config) -> None:

@@ -17,6 +17,7 @@ _SERVER = ("fastapi", "prometheus-client", "uvicorn")
 _EXPORT = ("onnx", "onnxruntime")
 """Writes model.onnx at a run's end, and checks further formats; without them the run says so."""
 
+_PLUGINS = ("nvshmem_bootstrap_", "nvshmem_transport_", "libcufile_rdma")
 _WITHOUT = {
     "tensorflow": frozenset({"libclang"}),
     "torch": frozenset({"triton", "cuda-bindings", "cuda-pathfinder"}),
@@ -45,7 +46,8 @@ class Kind:
         if distribution == "torch" and entry.startswith(("torch/bin/", "torch/share/")):
             # torch checks that it exists, but nothing starts it
             return entry == "torch/bin/torch_shm_manager"
-        return True
+        # Plug-ins for other networks than Howdah's, which need libraries of those.
+        return not entry.rpartition("/")[2].startswith(_PLUGINS)
 
 
 KINDS: dict[str, Kind] = {

@@ -107,7 +107,8 @@ def require(framework: str, device: Device, environ: Mapping[str, str] | None = 
         got=f"none, with CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES', '')!r}; "
         + _build(framework),
         remedy="ship an environment with CUDA (`make setup-gpu`, docs/setup.md), and check the"
-        " node's driver with `nvidia-smi`; job.worker.gpus: 0 trains on CPUs",
+        " node's driver with `nvidia-smi`; job.worker.gpus: 0 trains on CPUs, and on this"
+        " machine CUDA_VISIBLE_DEVICES='' does",
     )
 
 

@@ -4,6 +4,7 @@ this machine, Spark or Ray.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ from howdah import storage
 from howdah.config import loader
 from howdah.config.model import Config
 from howdah.core import threads
-from howdah.errors import HowdahError, UsageError, render
+from howdah.errors import HowdahError, StorageError, UsageError, render
 from howdah.jobs import secret_file
 from howdah.jobs.clusters.backend import StdinAgent, write_verdict
 from howdah.jobs.clusters.settings import ATTENDED, CONFIG, ETL, JOB
@@ -90,8 +91,9 @@ def _end_with_command(config: Config, application: str) -> None:
     """Save and end the job once the command that waits for it has ended in any way."""
     while os.read(0, 1):  # blocks until the command's end: it never writes to this pipe
         pass
-    status_file.request(config.run.directory, application, {"type": "stop", "save": True})
-    time.sleep(config.checkpoint.grace_seconds + _READ_SECONDS)
+    with contextlib.suppress(StorageError):  # a full disk: the signal needs none
+        status_file.request(config.run.directory, application, {"type": "stop", "save": True})
+        time.sleep(config.checkpoint.grace_seconds + _READ_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
 
 

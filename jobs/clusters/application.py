@@ -12,7 +12,7 @@ from typing import Any
 from howdah import storage
 from howdah.core.activity import Progress
 from howdah.core.user import user
-from howdah.errors import ClusterError, HowdahError, NotFound
+from howdah.errors import ClusterError, HowdahError, NotFound, StorageError
 from howdah.jobs import record
 from howdah.jobs.application import TAIL_BYTES, Application
 from howdah.jobs.clusters.settings import LOG, VERDICT
@@ -103,9 +103,10 @@ class ProcessApplication(Application):
     # --------------------------------------------------------------------------------- end
     def end(self) -> str:
         driver = self.driver_status()
-        if driver.get("state") not in OVER:
-            self.request({"type": "stop", "save": False})
-        self._wait(_STOP_SECONDS)
+        with contextlib.suppress(StorageError):  # a full disk: signals need none
+            if driver.get("state") not in OVER:
+                self.request({"type": "stop", "save": False})
+            self._wait(_STOP_SECONDS)
         if self.record.driver_lives and not self.record.here:
             raise ClusterError(
                 f"the job's driver has not ended within {_STOP_SECONDS:.0f} s",

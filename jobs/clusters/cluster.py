@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from howdah import storage
+from howdah import faults, storage
 from howdah.config import loader
 from howdah.config.model import Config
 from howdah.config.types import named_by
@@ -163,9 +163,10 @@ class DriverCluster(Cluster):
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         application = f"{self.name}-{stamp}-{secrets.token_hex(3)}"
         directory = os.path.join(record.jobs_directory(), application)
-        os.makedirs(directory, mode=0o700)
-        secret_file.write_private(directory, CONFIG, loader.dump_yaml(self.config))
-        secret_file.write_private(directory, JOB, application)
+        with faults.typed(directory, "make the job's directory"):
+            os.makedirs(directory, mode=0o700)
+            secret_file.write_private(directory, CONFIG, loader.dump_yaml(self.config))
+            secret_file.write_private(directory, JOB, application)
         log = os.path.join(directory, LOG)
         pipe = self._command_pipe
         options = [ETL] if self.etl else [] if pipe is None else [ATTENDED]

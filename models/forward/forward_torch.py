@@ -445,7 +445,10 @@ def out_of_memory(error: BaseException) -> bool:
     """True if an error of torch means that the device, or the host, has no memory left."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
-    signs = ("CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator: can't allocate memory")
+    signs = (
+        "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
+        "DefaultCPUAllocator: can't allocate memory",
+    )  # fmt: skip
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -43,18 +44,31 @@ class MetricsLog:
         with typed(published, "write"):
             self.last = _end_last_line(path)
             """Position of the last line that earlier attempts wrote."""
-            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - kept open
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - kept open
         self._attempt = attempt
+        self._unwritten = b""
+        """Lines, or a part of one, for which the disk had no room."""
 
     def write(self, **values: Any) -> None:
-        """Add a line; NaN and infinity, which JSON does not have, become null."""
+        """Add a line; NaN and infinity, which JSON does not have, become null.
+
+        A full disk ends no training: lines stay in memory until there is room.
+        """
         plain = {key: _plain(value) for key, value in values.items()}
         # `_plain` keeps seven digits, which would round the time to a thousand seconds.
         line = {"attempt": self._attempt, **plain, "time": round(time.time(), 3)}
         if self._at_once:
             self._check()
-        self._file.write(json.dumps(line, allow_nan=False) + "\n")
-        self._file.flush()
+        self._unwritten += json.dumps(line, allow_nan=False).encode() + b"\n"
+        self._write_out()
+
+    def _write_out(self) -> None:
+        try:
+            while self._unwritten:
+                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
 
     def set_aside(self) -> str:
         """Empty the file, whose lines belong to another history. Returns the path of their copy."""
@@ -63,11 +77,13 @@ class MetricsLog:
         self._check()
         storage.upload(self._path, target)
         self._file.truncate(0)
+        self._unwritten = b""
         self.last = (-1, False)
         return target
 
     def close(self) -> None:
         """Close the file."""
+        self._write_out()
         self._file.close()
 
 

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import sys
 import tarfile
 import types
@@ -398,3 +399,22 @@ def test_cmake_4_is_passed_over(tools, monkeypatch, tmp_path):
     monkeypatch.delenv("HOROVOD_CMAKE", raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}/new:{tmp_path}/fit")
     assert tools.variant.find_cmake() == f"{tmp_path}/fit/cmake"
+
+
+def test_the_cuda_of_tensorflow_s_own_build_is_read(tools):
+    """The wheel of the main environment is a build with CUDA; its build_info.py says which."""
+    found = tools.variant.probe(sys.executable)["tensorflow_cuda"]
+    assert re.fullmatch(r"\d+\.\d+(\.\d+)?", found)
+
+
+@pytest.mark.parametrize(
+    ("named", "read"),
+    [(("9.0",), ("90",)), (("80", "90"), ("80", "90")), (("sm_90",), None), (("80 90",), None)],
+)
+def test_capabilities_are_checked_before_anything_is_compiled(tools, named, read):
+    variant = tools.variant.Variant(frameworks=("torch",), gpu="nccl", cuda_archs=named)
+    if read is None:
+        with pytest.raises(tools.kit.SetupError, match="not compute capabilities"):
+            tools.variant.check_variant(variant)
+    else:
+        assert tools.variant.check_variant(variant).cuda_archs == read

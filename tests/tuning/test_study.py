@@ -60,6 +60,13 @@ def test_a_study_is_made_once_and_joined(config, stored):
     assert studies.datasets_of(again) == DATASETS
 
 
+def test_a_study_is_the_same_however_its_directory_is_spelt(config, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    studies.create(config(run={"directory": "../study"}), DATASETS)
+    assert numbers(studies.join(config(run={"directory": f"{tmp_path}/study/"}))) == [0, 1]
+
+
 @pytest.mark.parametrize("opened", [studies.join, lambda config: studies.create(config, DATASETS)])
 def test_a_journal_that_a_full_disk_cut_short_goes_on(config, tmp_path, opened):
     studies.create(config(), DATASETS)

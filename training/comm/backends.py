@@ -12,6 +12,7 @@ from collections.abc import Callable
 from howdah.config import launchers
 from howdah.config.launchers import CommChoice, CommKind, Launcher, either, started_by
 from howdah.config.model import TrainingSection
+from howdah.core import gpus
 from howdah.errors import ClusterError, ConfigError, UsageError
 from howdah.process.env import rank_env
 from howdah.training.comm.base import Comm, SoloComm, Waits
@@ -66,8 +67,11 @@ def carrier(launcher: Launcher, framework: str, choice: CommChoice = "auto") -> 
     launchers.require_carrier(launcher, framework, choice)
     if choice != "auto":
         return choice
-    if launcher.comm == "horovod" and framework == "torch" and not horovod_installed(framework):
-        return "torch"
+    if launcher.comm == "horovod" and framework == "torch":
+        from howdah.doctor.packages import horovod_carries
+
+        if not horovod_carries(framework, gpu=bool(gpus.usable().devices)):
+            return "torch"
     return launcher.comm
 
 

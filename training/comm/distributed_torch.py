@@ -74,6 +74,8 @@ class TorchComm(Comm):
         # A rank of a job may wait for one that never joins; the driver then forms another world.
         join_seconds = os.environ.get(JOIN_SECONDS)
         joining = timedelta(seconds=float(join_seconds)) if join_seconds else self._timeout
+        # NCCL's watchdog would end this process when a peer is lost, while it saves its last step.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         try:
             with self._connections, self._typed():
                 dist.init_process_group(
@@ -239,6 +241,9 @@ class TorchComm(Comm):
     def _typed(self) -> Iterator[None]:
         try:
             yield
+        except (torch.AcceleratorError, torch.OutOfMemoryError):  # of this device, not a peer's
+            self._failed = True
+            raise
         except RuntimeError as error:  # gloo's errors do not have a class
             self._failed = True
             raise lost(f"rank {self.rank} of {self.size}", str(error)) from error

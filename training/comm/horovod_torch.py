@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import horovod.torch as hvd
 import numpy as np
 import torch
 
+from howdah.errors import ConfigError
 from howdah.training.comm.base import Pending
 from howdah.training.comm.horovod import HorovodComm
 
@@ -16,6 +18,17 @@ class HorovodTorchComm(HorovodComm):
     """A world of torch processes."""
 
     hvd = hvd
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        if torch.cuda.is_available() and not hvd.nccl_built():
+            raise ConfigError(  # its sums of a GPU's tensors would never end
+                "this Horovod was built without NCCL, and this process sees GPUs",
+                where="training.comm",
+                expected="torch, or a Horovod with NCCL (`make setup-gpu`)",
+                got="horovod",
+                remedy="set training.comm: torch, or train on CPUs with CUDA_VISIBLE_DEVICES=''",
+            )
+        super().__init__(*args, **options)
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         tensor = torch.from_numpy(np.array(values, np.float64))

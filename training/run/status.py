@@ -17,7 +17,7 @@ _LOCKS = (".launch.lock", ".lock")
 
 
 def run_status(directory: str) -> dict[str, Any] | None:
-    """The status of a run directory without a submitted job; None if it is not a run.
+    """The status of a run directory by its own files; None if it is not a run.
 
     A run that has ended before it had a record of its own, because its configuration did not fit or
     its framework could not be imported, has its failure's file.

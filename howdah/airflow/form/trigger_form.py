@@ -179,8 +179,12 @@ def own_default(name: str, defaults: Mapping[str, Any]) -> Any:
 
 
 def sections(defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration in an installation's defaults, without the form's own fields."""
-    return {name: value for name, value in defaults.items() if name not in OWN}
+    """The configuration in an installation's defaults, without the form's own fields.
+
+    A field that is a key of the configuration (job.on) stands in its section there.
+    """
+    own = {name for name in OWN if "." not in name}
+    return {name: value for name, value in defaults.items() if name not in own}
 
 
 # ------------------------------------------------------------------------------- what was sent

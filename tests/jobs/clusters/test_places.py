@@ -3,6 +3,7 @@
 `make test` runs them on this machine and, a killed rank, on Ray; `make test-all` alone on Spark.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -19,6 +20,7 @@ from howdah.jobs.clusters import application as control
 from howdah.jobs.clusters.application import ProcessApplication
 from tests import ROOT
 from tests.jobs.clusters import listening
+from tests.jobs.test_local_nodes import small_disk
 from tests.runs.jobs.local_jobs import kill, parent
 from tests.runs.jobs.place_jobs import NO_HOROVOD, PlaceJob, gone
 from tests.support.jobs.steps import check_state
@@ -61,6 +63,41 @@ def job(tmp_path, tiny_dataset, tiny_model_dir):
     yield make
     for one in made:
         one.__exit__()
+
+
+def test_a_job_whose_disk_is_full_can_be_killed(tmp_path, tiny_dataset, tiny_model_dir):
+    """A request to save cannot be written: the driver gets a signal."""
+    with small_disk(tmp_path / "run", kilobytes=8_000):
+        os.chmod(tmp_path / "run", 0o755)
+        with PlaceJob(
+            tmp_path, "local", data={"dataset": tiny_dataset.path},
+            model={"base": tiny_model_dir}, training={"max_steps": ENDLESS},
+            job={"workers": 2, "commit_every": 5},
+        ) as one:  # fmt: skip
+            one.trains(2)
+            started = one.descendants()
+            with contextlib.suppress(OSError), open(tmp_path / "run" / "full", "wb") as file:
+                while file.write(b"x" * 1024):
+                    file.flush()
+            done = one.command("kill", one.application, "--save")
+            assert done.returncode == 0 and "cannot be asked to save" in done.stderr, done
+            gone(started)
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, tiny_dataset, tiny_model_dir):
+    (tmp_path / "file").write_text("")
+    config = {
+        "run": {"directory": str(tmp_path / "run")}, "data": {"dataset": tiny_dataset.path},
+        "model": {"base": tiny_model_dir}, "training": {"max_steps": 1},
+    }  # fmt: skip
+    (tmp_path / "run.yaml").write_text(json.dumps(config))
+    done = subprocess.run(
+        [sys.executable, "-m", "howdah.cli", "submit", "--on", "local", "--config", "run.yaml"],
+        env=os.environ | {"HOWDAH_CACHE": str(tmp_path / "file/cache")}, cwd=tmp_path,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 5 and "Traceback" not in done.stderr, done.stderr
+    assert "cannot make the job's directory" in done.stderr
 
 
 @pytest.mark.parametrize("on", [pytest.param("spark", marks=[pytest.mark.spark, full]), PLACES[2]])

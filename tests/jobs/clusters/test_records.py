@@ -3,6 +3,7 @@
 import http.server
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import time
 
 import pytest
 
+from howdah import cli
 from howdah.cli import jobs as commands
 from howdah.config import loader
 from howdah.core.processes import boot_id, process_start
@@ -21,6 +23,8 @@ from howdah.jobs.clusters.application import listed
 from howdah.jobs.record import Record
 from howdah.jobs.status.text import status_lines
 from howdah.jobs.submit import Claims
+from howdah.training.run.local_dir import RunLock
+from howdah.yarn import cluster as yarn_cluster
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +117,70 @@ def test_a_driver_that_ends_just_before_its_signal_is_over(tmp_path, victim, mon
 
     job._require_ours = ends
     assert job.kill(save=False, save_seconds=1, progress=print) == "LOST"
+
+
+def test_a_link_to_the_run_directory_leads_to_the_same_job(tmp_path, victim, monkeypatch):
+    """A home directory that is a link; a copy of the run is another one."""
+    directory = tmp_path / "cache" / "jobs" / "local-1"
+    directory.mkdir(parents=True)
+    named(tmp_path, victim, monkeypatch, directory=str(directory)).record.write(private=True)
+    (tmp_path / "link").symlink_to(tmp_path)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    copied = commands.find(str(tmp_path / "copy"), None)
+    with pytest.raises(ClusterError, match="names another user's job"):
+        copied.kill(save=False, save_seconds=1, progress=print)
+    assert victim.poll() is None
+    linked = commands.find(str(tmp_path / "link" / "run"), None)
+    linked.kill(save=False, save_seconds=1, progress=print)
+    assert victim.wait(20) == -signal.SIGTERM
+
+
+def test_a_run_that_howdah_train_has_continued_is_no_job_any_more(tmp_path, victim, capsys):
+    letter(tmp_path, pid=victim.pid, start=1, submitted=1000.0)
+    attempts = [
+        {"attempt": 1, "started": "1970-01-01T00:20:00+00:00", "submission": "local-1"},
+        {"attempt": 2, "started": "1970-01-01T00:30:00+00:00", "submission": None},
+    ]
+    for count, continued in ((1, False), (2, True)):
+        run = {"run_id": "r", "status": "running", "attempts": attempts[:count]}
+        (tmp_path / "run" / "run.json").write_text(json.dumps(run))
+        status = commands._of_train(str(tmp_path / "run"), None, None)
+        assert (status is not None) == continued
+    lock = RunLock(str(tmp_path / "run"), ".lock", "run")
+    lock.take()
+    code = cli.run(lambda: cli.app(["kill", str(tmp_path / "run")], standalone_mode=False))
+    lock.release()
+    assert code == 2 and "a `howdah train` has this run directory" in capsys.readouterr().err
+
+
+def test_ps_shows_what_runs_here_whatever_the_cluster_says(tmp_path, monkeypatch, capsys):
+    directory = tmp_path / "cache" / "jobs" / "local-1"
+    directory.mkdir(parents=True)
+    (directory / "application.json").write_text(json.dumps(letter(tmp_path)))
+    conf = tmp_path / "conf"
+    conf.mkdir()
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(conf))
+    property_ = "<property><name>{}</name><value>{}</value></property>"
+    property_ = f"<configuration>{property_}</configuration>"
+    (conf / "core-site.xml").write_text(property_.format("fs.defaultFS", "hdfs://localhost:9"))
+
+    def ps() -> tuple[int, str, str]:
+        code = cli.run(lambda: cli.app(["ps", "--all"], standalone_mode=False))
+        return code, *capsys.readouterr()
+
+    code, out, _ = ps()  # HDFS alone
+    assert code == 0 and "local-1" in out
+
+    def away(*_, **__):
+        raise ClusterError("the ResourceManager does not answer")
+
+    monkeypatch.setattr(yarn_cluster, "listed", away)
+    monkeypatch.setattr(yarn_cluster, "user_of", lambda manager: "me")
+    (conf / "yarn-site.xml").write_text(
+        property_.format("yarn.resourcemanager.webapp.address", "localhost:9")
+    )
+    code, out, err = ps()
+    assert code == 5 and "local-1" in out and "does not answer" in err
 
 
 def test_logs_of_another_directory_are_not_read(tmp_path):

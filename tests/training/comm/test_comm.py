@@ -145,7 +145,7 @@ def test_what_carries_sums(monkeypatch, launcher, framework, choice, loaded, car
 @pytest.mark.parametrize("choice", ["auto", "horovod", "torch"])
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_parameters_are_divided_over_torch_distributed_alone(monkeypatch, launcher, choice):
-    monkeypatch.setattr(backends, "horovod_installed", lambda framework: True)
+    monkeypatch.setattr(packages, "horovod_carries", lambda framework, gpu: True)
     training = TrainingSection(framework="torch", comm=choice, parallel={"shard": "full"})
     if choice == "torch" or (launcher, choice) == ("torchrun", "auto"):
         backends.require_parallel(LAUNCHERS[launcher], training)

@@ -1,7 +1,9 @@
 """Growing files of a remote run: what is sent, what that costs the storage, what readers see."""
 
 import collections
+import contextlib
 import os
+import subprocess
 
 import pytest
 
@@ -333,3 +335,25 @@ def test_a_directory_named_metrics_jsonl_is_a_typed_error(tmp_path):
         with pytest.raises(StorageError, match="it is a directory") as caught:
             act()
         assert caught.value.where == path and caught.value.remedy
+
+
+def test_lines_for_which_the_disk_has_no_room_are_written_once_there_is(tmp_path):
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(tmp_path)]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode:
+        pytest.skip("no small file system can be mounted here: that takes root")
+    path = str(tmp_path / "metrics.jsonl")
+    try:
+        log = MetricsLog(path, path, 1)
+        for step in range(200):
+            log.write(step=step, loss=1.0)
+            if step == 0:
+                with contextlib.suppress(OSError), open(tmp_path / "full", "wb") as file:
+                    while file.write(b"x" * 1024):
+                        file.flush()
+            if step == 100:
+                assert len(read_metrics(str(tmp_path))) < 100
+                os.unlink(tmp_path / "full")
+        log.close()
+        assert [line["step"] for line in read_metrics(str(tmp_path))] == [*range(200)]
+    finally:
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
