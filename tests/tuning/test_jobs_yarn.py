@@ -52,7 +52,8 @@ def run_json(trial: str) -> dict:
 
 
 def application(trial: str) -> str | None:
-    return storage.read_json(f"{trial}/job/application.json")["application"]
+    """The id of a trial's application; None: its submission has not got one yet."""
+    return storage.read_json(f"{trial}/job/application.json")["application"] or None
 
 
 def over(app: str) -> bool:
