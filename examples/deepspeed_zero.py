@@ -20,6 +20,9 @@ PROGRAM = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", st
 
 def start(config_path: str, config) -> None:
     """Start the ranks."""
+    from shared_rows import require_no_run
+
+    require_no_run(config)
     here = {"DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     env = os.environ | here | {"USE_TF": "0"}
     subprocess.run([*PROGRAM, __file__, config_path], check=True, env=env)

@@ -19,6 +19,9 @@ RANKS = 2
 
 def start(config_path: str, config) -> None:
     """Start the workers; the first one that fails ends the others."""
+    from shared_rows import require_no_run
+
+    require_no_run(config)
     free = [socket.create_server(("127.0.0.1", 0)) for _ in range(RANKS)]
     workers = ["{}:{}".format(*one.getsockname()) for one in free]
     for one in free:

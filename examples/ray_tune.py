@@ -3,8 +3,8 @@
     python examples/ray_tune.py study.yaml
 
 Each trial is `howdah train` in a directory trials/<number>, as in a study of `howdah tune`; page
-and best.json come from these run directories. It has no leases and no retries, and other machines
-cannot join.
+and best.json come from these run directories, those of this start alone. It has no leases and no
+retries, and other machines cannot join.
 """
 
 import contextlib
@@ -92,17 +92,26 @@ def start(config_path: str, config) -> None:
                 lock.release()
 
 
-def summary(config):
-    """The study, in the form that `howdah tune` uses."""
+def numbers(config) -> frozenset[int]:
+    """The numbers of the trials that the run directory has."""
+    try:
+        names = os.listdir(f"{config.run.directory}/trials")
+    except FileNotFoundError:
+        return frozenset()
+    return frozenset(int(name) for name in names if name.isdigit())
+
+
+def summary(config, before: frozenset[int]):
+    """The study, in the form that `howdah tune` uses, without the trials from before its start."""
     from howdah import storage
     from howdah.config.loader import load
     from howdah.tuning.running import evaluations, final_value
     from howdah.tuning.space import objective_of
     from howdah.tuning.summary import Study, Trial
 
-    root, metric, trials = f"{config.run.directory}/trials", objective_of(config).metric, []
-    for number in sorted(map(int, os.listdir(root))):
-        directory = f"{root}/{number}"
+    metric, trials = objective_of(config).metric, []
+    for number in sorted(numbers(config) - before):
+        directory = f"{config.run.directory}/trials/{number}"
         if not storage.exists(f"{directory}/run.json"):
             trials.append(Trial(number=number, state="failed"))
             continue
@@ -121,14 +130,14 @@ def summary(config):
                  trials=tuple(trials), log_scaled=log)  # fmt: skip
 
 
-def judge(config, before: dict, raised: Exception | None) -> None:
-    """Write the page and best.json; raise TrainingError if no trial has finished."""
+def judge(config, before: frozenset[int], raised: Exception | None) -> None:
+    """Write the page and best.json; raise TrainingError if no new trial has finished."""
     from howdah import storage
     from howdah.config.loader import dump_yaml
     from howdah.errors import TrainingError
     from howdah.tuning import page, tune
 
-    study = summary(config)
+    study = summary(config, before)
     directory = config.run.directory
     storage.write_whole(f"{directory}/{page.PAGE}", page.render(study, dump_yaml(config)).encode())
     made = study.as_dict()
@@ -139,4 +148,4 @@ def judge(config, before: dict, raised: Exception | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(verdict.main(start, judge))
+    sys.exit(verdict.main(start, numbers, judge))

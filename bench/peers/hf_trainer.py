@@ -33,9 +33,21 @@ from transformers import (
 from transformers.trainer_utils import get_last_checkpoint
 
 from bench.peers.progress import Progress
+from howdah.core import gpus
 from howdah.data.manifest import load_dataset
 from howdah.data.splits.shards import ShardSet
 from howdah.training.run.local_dir import process_age
+
+
+def see_one_gpu() -> None:
+    """Hide all GPUs but the first one, which is CUDA's and ours; call before CUDA starts.
+
+    The Trainer would spread its model over all of them (nn.DataParallel), with a batch for each.
+    Ranks of torchrun take one each by themselves.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        visible = gpus.chosen(os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
+        os.environ["CUDA_VISIBLE_DEVICES"] = "".join(visible[:1])
 
 
 class Rows(Dataset):
@@ -135,6 +147,7 @@ def main() -> None:
     if not (options.out or options.start_only):
         parser.error("--out is needed, or --start-only")
 
+    see_one_gpu()
     torch.set_num_threads(options.threads)
     set_seed(options.seed)
     dataset = load_dataset(options.dataset)

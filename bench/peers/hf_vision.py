@@ -15,7 +15,7 @@ import time
 
 import torch
 
-from bench.peers.hf_trainer import Rows  # sets USE_TF, before transformers is loaded
+from bench.peers.hf_trainer import Rows, see_one_gpu  # sets USE_TF, before transformers is loaded
 
 # isort: split
 from transformers import (
@@ -39,6 +39,7 @@ def main() -> None:
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=kind, default=default, required=default is None)
     options = parser.parse_args()
+    see_one_gpu()
     torch.set_num_threads(options.threads)
     set_seed(options.seed)
     dataset = load_dataset(options.dataset)

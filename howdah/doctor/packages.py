@@ -19,7 +19,8 @@ from howdah.packaging import elf
 from howdah.process import isolation
 
 FRAMEWORKS = ("tensorflow", "torch")
-_SET_UP = "make setup"
+_GPU_ENVIRONMENTS = {f".venv-gpu-{framework}": framework for framework in FRAMEWORKS}
+"""{name of an environment: its framework}, as `make setup-gpu` names them (tools/setup_env.py)."""
 
 # Run in a child process: loading the library loads its framework's.
 _LIST_FEATURES = """
@@ -36,11 +37,23 @@ def locked_versions(path: str) -> dict[str, str]:
 
 
 def find_lock() -> str | None:
-    """Path of requirements.lock in a checkout; None outside of one."""
-    path = os.path.join(
-        os.path.dirname(os.path.dirname(os.path.abspath(howdah.__file__))), "requirements.lock"
-    )
+    """Path of the lock file that this environment is set up from, in a checkout; None outside of
+    one."""
+    framework = _gpu_framework()
+    name = "requirements.lock" if framework is None else f"requirements-gpu-{framework}.lock"
+    path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(howdah.__file__))), name)
     return path if os.path.isfile(path) else None
+
+
+def _gpu_framework() -> str | None:
+    """The framework of `make setup-gpu`, if this environment is one of those, by its name."""
+    return _GPU_ENVIRONMENTS.get(os.path.basename(sys.prefix))
+
+
+def _set_up() -> str:
+    """The command that sets this environment up."""
+    framework = _gpu_framework()
+    return "make setup" if framework is None else f"make setup-gpu FRAMEWORK={framework}"
 
 
 def installed_version(package: str) -> str | None:
@@ -57,7 +70,7 @@ def check_packages(env: Mapping[str, str], lock: str | None = None) -> Check:
     description = ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items())
     name = "packages"
     if not any(versions[framework] for framework in FRAMEWORKS):
-        return Check(name, "fail", description, f"{_SET_UP} (or pip install 'howdah[torch]')")
+        return Check(name, "fail", description, f"{_set_up()} (or pip install 'howdah[torch]')")
     lock = lock or find_lock()
     if lock is None:
         return Check(name, "ok", f"{description}; no lock file here to compare with")
@@ -69,7 +82,7 @@ def check_packages(env: Mapping[str, str], lock: str | None = None) -> Check:
     ]
     if wrong:
         shown = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
-        return Check(name, "warn", f"{description}; not as locked: {shown}", _SET_UP)
+        return Check(name, "warn", f"{description}; not as locked: {shown}", _set_up())
     return Check(name, "ok", f"{description}; all {len(locked)} as locked")
 
 
@@ -181,11 +194,13 @@ def check_horovod(env: Mapping[str, str]) -> Check:
     libraries = horovod_libraries()
     if libraries is None:
         if installed_version("tensorflow"):
-            return Check(name, "fail", "not installed", _SET_UP)
+            return Check(name, "fail", "not installed", _set_up())
         description = "not installed; torch.distributed connects PyTorch's ranks"
-        return Check(name, "warn", description, f"{_SET_UP}, for mpirun and horovodrun")
+        return Check(name, "warn", description, f"{_set_up()}, for mpirun and horovodrun")
     version = installed_version("horovod") or "of unknown version"
-    rebuild = f"{_SET_UP}; in another environment: tools/build_horovod.py --python PYTHON --install"
+    rebuild = (
+        f"{_set_up()}; in another environment: tools/build_horovod.py --python PYTHON --install"
+    )
     absent = [fw for fw in FRAMEWORKS if installed_version(fw) and fw not in libraries]
     if absent:
         return Check(name, "fail", f"{version}, not built for {', '.join(absent)}", rebuild)

@@ -77,17 +77,14 @@ def provide(
     installed = _installed(framework)
     if installed is not None and not _needs_mpi(installed.library):
         return installed
-    variant = "--no-mpi --gpu nccl --cuda-archs 90" if installed and installed.gpu else "--portable"
-    by_hand = (
-        f"in Howdah's source tree: python tools/build_horovod.py --frameworks {framework} {variant}"
-        " --python <this Python>; then give --horovod <the wheel that it names>"
-    )
+    by_hand = f"in Howdah's source tree: {_build_command(framework, installed)} --install"
     if installed is not None and installed.gpu:
         raise ClusterError(
             "the installed Horovod needs MPI, which nodes do not have, and one for GPUs is not"
             " built automatically",
             where=installed.library,
-            remedy=by_hand,
+            remedy=f"{by_hand} (on a machine without a GPU also --cuda-archs with the nodes'"
+            " compute capabilities, such as 80,90); mpirun then starts no ranks here",
         )
     if not _BUILDER.is_file():
         raise ClusterError(
@@ -97,6 +94,21 @@ def provide(
             remedy=by_hand,
         )
     return _unpacked(framework, _built(framework, progress), cache)
+
+
+def _build_command(framework: str, installed: Horovod | None) -> str:
+    """The command for a Horovod without MPI; with NCCL where the installed one has it."""
+    gpu = installed is not None and installed.gpu
+    frameworks = framework if gpu else _frameworks_here(framework)
+    return (
+        f"python tools/build_horovod.py --frameworks {frameworks}"
+        f" {'--no-mpi --gpu nccl' if gpu else '--portable'} --python {sys.executable}"
+    )
+
+
+def _frameworks_here(framework: str) -> str:
+    """This framework and the other one if it is installed, as the builder takes them."""
+    return ",".join(n for n in ("tensorflow", "torch") if n == framework or find_spec(n))
 
 
 def _library(directory: str, framework: str) -> str | None:
@@ -132,7 +144,7 @@ def _given(framework: str, wheel: str, cache: str) -> Horovod:
             f"this wheel is not a Horovod for {framework} without MPI",
             where=f"--horovod {wheel}",
             got=got,
-            remedy=f"python tools/build_horovod.py --frameworks {framework} --portable",
+            remedy=f"in Howdah's source tree: {_build_command(framework, _installed(framework))}",
         )
 
     if not os.path.isfile(wheel):
@@ -172,9 +184,8 @@ def _unpacked(framework: str, wheel: str, cache: str) -> Horovod:
 
 def _built(framework: str, progress: Callable[[str], None] | None) -> str:
     # One build for all installed frameworks, as of `make wheels`: each archive takes its part.
-    installed = ",".join(n for n in ("tensorflow", "torch") if n == framework or find_spec(n))
     argv = [sys.executable, str(_BUILDER), "--python", sys.executable,
-            "--frameworks", installed, "--portable"]  # fmt: skip
+            "--frameworks", _frameworks_here(framework), "--portable"]  # fmt: skip
     output: list[str] = []
     # The script imports what lies beside it, which a job's driver is kept from.
     with subprocess.Popen(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +17,9 @@ import psutil
 import pytest
 import yaml
 
+from howdah.config import loader
 from howdah.core.processes import marked
+from howdah.errors import TrainingError
 from howdah.process import isolation
 from howdah.training.checkpoint.manager import Checkpoints
 from howdah.training.run.local_dir import RankRecord
@@ -214,17 +218,87 @@ def test_ray_tune_runs_the_same_space_and_prunes_in_good_order(config):
     assert (study / "study.html").exists()
 
 
+def test_a_study_of_ray_tune_is_judged_by_its_own_trials(config, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    ray_tune = importlib.import_module("ray_tune")
+    path = config()
+    tune = {"space": {"training.learning_rate": {"low": 1e-5, "high": 1e-3}}, "metric": "loss"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tune": tune}))
+    settings = loader.load(str(path))
+    assert ray_tune.numbers(settings) == frozenset()
+
+    def trial(number: int, status: str) -> None:
+        directory = Path(settings.run.directory, "trials", str(number))
+        directory.mkdir(parents=True)
+        metrics = {"validation": {"loss": 0.25}} if status == "finished" else {}
+        (directory / "run.json").write_text(json.dumps({"status": status, "metrics": metrics}))
+        shutil.copy(path, directory / "config.yaml")
+
+    trial(0, "finished")
+    ray_tune.judge(settings, frozenset(), None)
+    before = ray_tune.numbers(settings)
+    assert before == {0}
+    trial(1, "failed")
+    with pytest.raises(TrainingError, match="no trial has finished"):
+        ray_tune.judge(settings, before, None)
+    trial(2, "finished")
+    ray_tune.judge(settings, before, None)
+    best = json.loads(Path(settings.run.directory, "best.json").read_text())
+    assert (best["best"]["trial"], best["trials"]["finished"]) == (2, 1)
+
+
 # ------------------------------------------------------------------------ loops of their own
 @pytest.mark.full
 @pytest.mark.mpi
 @pytest.mark.parametrize("name", THEIRS)
-def test_a_loop_of_others_trains_the_same_dataset(config, name):
+def test_a_loop_of_others_trains_the_same_dataset_at_each_start(config, name):
     framework = {"mirrored": "tensorflow"}.get(name, "torch")
     path = config(**{"training.framework": framework})
-    with Example(name, path) as example:
-        code, output = example.end()
-    assert code == 0, output
-    assert (run_json(path)["status"], run_json(path)["steps"]) == ("finished", 10)
+    for attempts in (1, 2):
+        with Example(name, path) as example:
+            code, output = example.end()
+        assert code == 0, output
+        record = run_json(path)
+        assert (record["status"], record["steps"]) == ("finished", 10)
+        assert len(record["attempts"]) == attempts
+
+
+def test_a_loop_of_others_leaves_the_record_of_a_real_run_alone(config):
+    path = config()
+    record = path.parent / "run" / "run.json"
+    record.parent.mkdir()
+    record.write_text('{"run_id": "t-1", "status": "finished", "attempts": [{"attempt": 1}]}')
+    before = record.read_bytes()
+    started = {name: Example(name, path) for name in THEIRS}
+    for name, example in started.items():
+        with example:
+            code, output = example.end()
+        assert code == 2, output
+        assert "has a run of Howdah's own training" in output, name
+    assert record.read_bytes() == before
+
+
+@pytest.fixture
+def shared_rows(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    return importlib.import_module("shared_rows")
+
+
+def test_attempts_of_a_loop_of_others_are_added_to_those_before(config, shared_rows):
+    settings = loader.load(str(config()))
+    for steps in (10, 20):
+        shared_rows.require_no_run(settings)
+        shared_rows.finish(settings, steps=steps, loss=0.5, system="a test")
+    record = json.loads(Path(settings.run.directory, "run.json").read_text())
+    assert (record["steps"], len(record["attempts"])) == (20, 2)
+
+
+@pytest.mark.parametrize(("max_steps", "epochs"), [(None, 2), (None, 0.5), (7, 2)])
+def test_a_loop_of_others_gets_all_batches_of_the_run(config, shared_rows, max_steps, epochs):
+    keys = {"training.max_steps": max_steps, "training.num_train_epochs": epochs}
+    source, _ = shared_rows.batches(loader.load(str(config(**keys))), 0, 2)
+    per_epoch = source.planner.steps_per_epoch
+    assert len(list(source)) == (max_steps or epochs * per_epoch)
 
 
 @pytest.mark.full

@@ -336,7 +336,7 @@ def test_without_a_builder_the_error_names_the_command(tmp_path, monkeypatch):
     monkeypatch.setattr(horovod, "_installed", lambda framework: None)
     with pytest.raises(ClusterError, match="needs a Horovod for torch without MPI") as caught:
         horovod.provide("torch", None, str(tmp_path))
-    assert "--portable" in caught.value.remedy and "--horovod" in caught.value.remedy
+    assert f"--portable --python {sys.executable} --install" in caught.value.remedy
 
 
 def test_the_builder_imports_what_lies_beside_it_in_a_job_s_driver_too(tmp_path, monkeypatch):

@@ -30,8 +30,8 @@ _LONGEST_SECONDS = 366 * 24 * 3600.0
 """Timeout if there is no limit: torch needs one, and its default would end a rank that rightly
 waits."""
 _AFTER_OURS_SECONDS = 300.0
-"""Extra time on GPUs: torch's watchdog aborts a process without a save, so the limit of
-training/run/collective_limit.py, which saves, has to come first."""
+"""Extra time on GPUs: torch's watchdog, where a user has it switched on, aborts a process without a
+save, so the limit of training/run/collective_limit.py, which saves, has to come first."""
 
 _PIECE_BYTES = 2**18
 """gloo's receiver tells the sender when it may send, behind what it sends itself: with megabytes at

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -140,6 +141,21 @@ def test_what_carries_sums(monkeypatch, launcher, framework, choice, loaded, car
             backends.carrier(LAUNCHERS[launcher], framework, choice)
     else:
         assert backends.carrier(LAUNCHERS[launcher], framework, choice) == carrier
+
+
+@pytest.mark.parametrize(
+    ("visible", "needed", "carrier"),
+    [
+        ("0", ("libc.so.6",), "torch"),
+        ("0", ("libc.so.6", "libnccl.so.2"), "horovod"),
+        ("", ("libc.so.6",), "horovod"),
+    ],
+)
+def test_sums_of_gpus_need_a_horovod_with_nccl(monkeypatch, visible, needed, carrier):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(packages, "horovod_libraries", lambda: {"torch": "lib.so"})
+    monkeypatch.setattr(packages.elf, "read", lambda path: types.SimpleNamespace(needed=needed))
+    assert backends.carrier(LAUNCHERS["mpirun"], "torch") == carrier
 
 
 @pytest.mark.parametrize("choice", ["auto", "horovod", "torch"])
