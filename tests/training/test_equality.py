@@ -289,7 +289,7 @@ def test_a_divided_optimizer_goes_on_in_a_world_of_another_size(trained, before,
 
 @pytest.mark.full
 def test_an_earlier_best_step_is_exported_by_a_divided_optimizer_too(trained):
-    settings = {"evaluation.every_steps": 1, "evaluation.metric": "loss",
+    settings = {"evaluation.every_steps": 1, "evaluation.metric": "accuracy",
                 "training.learning_rate": 0.2}  # fmt: skip
     whole, divided = (trained("torch", 2, "torchrun", **settings, **d) for d in ({}, DIVIDED))
     step = whole.run_json()["best_step"]
@@ -362,7 +362,7 @@ def test_a_run_with_divided_parameters_goes_on_in_any_layout(trained, before, fi
 
 @pytest.mark.full
 def test_an_earlier_best_step_is_exported_from_divided_parameters_too(trained):
-    settings = {"evaluation.every_steps": 1, "evaluation.metric": "loss",
+    settings = {"evaluation.every_steps": 1, "evaluation.metric": "accuracy",
                 "training.learning_rate": 0.2}  # fmt: skip
     whole, full = (trained("torch", 2, "torchrun", **settings, **d) for d in ({}, FULL))
     assert whole.run_json()["best_step"] == full.run_json()["best_step"] < STEPS
