@@ -208,4 +208,4 @@ def _renew_report(directory: str, progress: Progress) -> None:
     if not storage.exists(run_file):
         return
     if record.read(directory).get("status") == "finished":
-        progress(f"report renewed: {storage.absolute(report.write(directory))}")
+        progress(f"report renewed: {storage.absolute(report.write(directory, progress=progress))}")
