@@ -14,6 +14,12 @@ from howdah.serving.registry.publish import publish
 from tests.runs.finished_runs import config_of, finished_run, never
 
 
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(tmp_path, monkeypatch):
+    """MLflow makes ./mlruns."""
+    monkeypatch.chdir(tmp_path)
+
+
 def changed(export: str, name: str, **changes) -> None:
     path = f"{export}/{name}"
     storage.write_whole(path, json.dumps(storage.read_json(path) | changes).encode())

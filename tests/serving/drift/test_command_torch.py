@@ -255,6 +255,23 @@ def test_files_of_texts_and_of_predictions_are_judged_alike(place):
         of_source(place.config, place.run, output, labels=csv)
 
 
+def test_labels_for_a_model_of_another_task_are_refused_before_anything_is_read(place):
+    from howdah.serving.scoring.drift import of_source, of_table
+
+    several = str(place.root / "several")
+    shutil.copytree(place.run, several)
+    path = storage.join(several, "export", "config.json")
+    values = storage.read_json(path) | {"problem_type": "multi_label_classification"}
+    storage.write_whole(path, json.dumps(values).encode())
+    for judge in (
+        lambda: of_source(place.config, several, "none.csv", labels="truth.csv"),
+        lambda: of_table(place.config, several, "db.none", "ds=1", labels="db.truth"),
+    ):
+        with pytest.raises(UsageError, match="--labels gives the accuracy") as caught:
+            judge()
+        assert "task multi_label" in caught.value.got
+
+
 def test_rows_without_a_prediction_are_named(place):
     from howdah.serving.scoring.drift import of_source
 
