@@ -213,7 +213,7 @@ def refuse_output(path: str, *, overwrite: bool) -> str:
         UsageError: another suffix.
         AlreadyExists: the file exists, and is not to be replaced.
     """
-    if not path.lower().endswith(_WRITTEN):
+    if not path.rstrip("/").lower().endswith(_WRITTEN):  # with Spark it is a directory
         raise UsageError(
             "the format of the output is not known",
             where=storage.absolute(path),
