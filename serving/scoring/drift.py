@@ -141,7 +141,9 @@ def of_source(
     reference = reference_of(version.path)
     if reference is None:
         raise no_profile(version.path)
-    files = source_files(source)
+    files = source_files(
+        source, remedy="check the path; partitions of a table are judged by --table"
+    )
     current, examples = Profile.like(reference), Examples(reference)
     unpredicted: dict[str, list[str]] = {}
     predicted: dict[str, str | None] = {}

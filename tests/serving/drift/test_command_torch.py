@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from howdah import storage
-from howdah.errors import CheckFailed, DataError, ModelError, UsageError
+from howdah.errors import CheckFailed, DataError, ModelError, NotFound, UsageError
 from howdah.models.profile.profile import Profile, reference_of
 from howdah.serving.drift import scored
 from tests.fixtures.dataset import LABELS, build_dataset
@@ -270,6 +270,14 @@ def test_labels_for_a_model_of_another_task_are_refused_before_anything_is_read(
         with pytest.raises(UsageError, match="--labels gives the accuracy") as caught:
             judge()
         assert "task multi_label" in caught.value.got
+
+
+def test_a_source_that_does_not_exist_has_a_remedy_that_drift_has(place):
+    from howdah.serving.scoring.drift import of_source
+
+    with pytest.raises(NotFound) as caught:
+        of_source(place.config, place.run, str(place.root / "none.csv"))
+    assert "--table" in caught.value.remedy and "--master" not in caught.value.remedy
 
 
 def test_rows_without_a_prediction_are_named(place):
