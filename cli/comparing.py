@@ -53,7 +53,7 @@ def report(
             )
         from howdah.serving.report.report import write
 
-        path = write(runs[0], texts=texts)
+        path = write(runs[0], texts=texts, progress=say)
         answer({"path": path}, json, [f"report: {path}"])
         return
     from howdah.serving.report.comparison import compare

@@ -49,6 +49,8 @@ def lineage(
     for option, paths in (("--dataset", dataset), ("--runs", runs), ("--models", models)):
         allowed(*((option, "path", path) for path in paths or []))
     allowed(("--model", "model", model))
+    _require_directories("--runs", runs)
+    _require_directories("--models", models)
     datasets, runs, models = list(dataset or []), list(runs or []), list(models or [])
     checked = None
     config = usual(config) if row is not None and not datasets else config
@@ -77,6 +79,21 @@ def lineage(
     not_asked = [f"--{key}" for key, paths in (("runs", runs), ("models", models)) if not paths]
     more = [f"left out, since not given: {' and '.join(not_asked)}"] if not_asked else []
     answer(result, json, [*lines.text(result), *more])
+
+
+def _require_directories(option: str, paths: list[str] | None) -> None:
+    """Refuse a place that does not exist: nothing is found there, which would look like an answer.
+
+    Those of a configuration need not exist yet.
+    """
+    missing = [path for path in paths or [] if not storage.is_dir(path)]
+    if missing:
+        raise UsageError(
+            "there is no such directory",
+            where=option,
+            got=", ".join(storage.absolute(path) for path in missing),
+            remedy="correct the path, or leave it out with --config, which gives it",
+        )
 
 
 def _root(dataset: str) -> str:

@@ -22,7 +22,7 @@ from howdah.config.data import InputKind
 from howdah.config.tasks import Task, task_of
 from howdah.core.address import split_address
 from howdah.data.family import family_of
-from howdah.errors import ModelError, NotFound
+from howdah.errors import ModelError, NotFound, UsageError
 from howdah.models.export_info import read_config, read_info
 from howdah.models.registry import VERSION, Published, decision_hash
 from howdah.models.weights.pretrained import label_names_of
@@ -119,6 +119,11 @@ class Version:
         return family_of(config, where=storage.join(self.path, "config.json")).kind
 
     @property
+    def pairs(self) -> bool:
+        """True if its texts are pairs."""
+        return bool(self.info.get("pairs", False))
+
+    @property
     def run_id(self) -> str | None:
         """Id of the run that trained it."""
         return self.info.get("run_id")
@@ -138,6 +143,32 @@ class Version:
         """Plain JSON."""
         named = {"name": self.name, "version": self.number}
         return named | {"path": self.absolute_path, "run_id": self.run_id}
+
+
+def require_kind(kind: InputKind, needed: InputKind, *, where: str, remedy: str) -> None:
+    """Refuse a model that classifies another kind of rows.
+
+    Raises:
+        UsageError: it classifies something else.
+    """
+    if kind != needed:
+        message = f"the model classifies {kind}s, not {needed}s"
+        raise UsageError(message, where=where, remedy=remedy)
+
+
+def require_one_label(task: Task, *, pairs: bool, where: str, remedy: str) -> None:
+    """Refuse a model that does not predict a single label of a single text.
+
+    Raises:
+        UsageError: it predicts something else.
+    """
+    if task != "single_label" or pairs:
+        raise UsageError(
+            "the model does not predict a single label of a single text",
+            where=where,
+            got=f"task {task}" + (", pairs of texts" if pairs else ""),
+            remedy=remedy,
+        )
 
 
 def open_version(

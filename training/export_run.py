@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeVar
 
 from howdah import storage
 from howdah.config.loader import Config, load
 from howdah.data.manifest import MANIFEST, Dataset, load_dataset
-from howdah.errors import CheckpointError, ConfigError, DataError, ModelError
+from howdah.errors import CheckpointError, ConfigError, DataError, HowdahError, ModelError
 from howdah.models.base import with_pinned_base
 from howdah.models.export.export import export
 from howdah.models.export.formats import require, sample_rows
@@ -22,6 +23,8 @@ from howdah.training.checkpoint.manager import Checkpoints
 from howdah.training.checkpoint.manager import load as load_checkpoint
 from howdah.training.checkpoint.read import model_weights, read_manifest
 from howdah.training.model.warm import begin
+
+_Opened = TypeVar("_Opened")
 
 
 def export_run(
@@ -41,10 +44,10 @@ def export_run(
         CheckpointError: there is no complete checkpoint, or it has another model or dataset.
         ModelError: the base model is not the one that was trained.
     """
-    requested = config.export
-    config = _frozen_config(config)
+    requested, config = config, _frozen_config(config)
     # Formats that the user names take precedence over those of the run's configuration.
-    named = (requested if "formats" in requested.model_fields_set else config.export).formats
+    is_named = "formats" in requested.export.model_fields_set
+    named = (requested if is_named else config).export.formats
     require(named, None, where="export.formats")
     if checkpoint is None:
         metric = config.evaluation.metric
@@ -59,9 +62,19 @@ def export_run(
             )
     else:
         trained = load_checkpoint(config.checkpoint_path(checkpoint))
+    config, dataset = _first_that_fits(
+        config,
+        requested,
+        "data",
+        ("dataset",),
+        lambda one: _dataset_of(one, trained.path),
+        progress,
+    )
+    config, base = _first_that_fits(
+        config, requested, "model", ("base", "init_from"),
+        lambda one: _base_of(one, trained.path, dataset), progress,
+    )  # fmt: skip
     config = with_pinned_base(config, as_begun=True)
-    dataset = _dataset_of(config, trained.path)
-    base = _base_of(config, trained.path, dataset)
     weights = {name: base.weights[name] for name in trained.of_base}
     weights |= model_weights(trained.tensors)
     run = RunFile(config.run.directory).values  # {} if it was killed before it wrote one
@@ -119,8 +132,44 @@ def _frozen_config(config: Config) -> Config:
     )
 
 
+def _first_that_fits(
+    config: Config,
+    requested: Config,
+    section: Literal["data", "model"],
+    keys: Sequence[str],
+    opened: Callable[[Config], _Opened],
+    progress: Callable[[str], None],
+) -> tuple[Config, _Opened]:
+    """(configuration, what `opened` makes of it): by the run's own paths, else by those that the
+    command sets, since dataset and base model may have been moved.
+
+    The checkpoint's hashes refuse other contents at either place.
+
+    Args:
+        config: the run's configuration.
+        requested: the command's.
+        keys: keys of the section that are taken from the command.
+    """
+    trained, named = getattr(config, section), getattr(requested, section)
+    changed = {
+        key: getattr(named, key)
+        for key in keys
+        if key in named.model_fields_set and getattr(named, key) != getattr(trained, key)
+    }
+    try:
+        return config, opened(config)
+    except HowdahError as error:
+        if not changed:
+            raise
+        places = ", ".join(f"{section}.{key} {value}" for key, value in changed.items())
+        progress(f"{error.what} ({error.where}): {places} of this command is used")
+    config = config.model_copy(update={section: trained.model_copy(update=changed)})
+    return config, opened(config)
+
+
 def _base_of(config: Config, checkpoint: str, dataset: Dataset) -> BaseModel:
     """The base model that a checkpoint was trained from."""
+    config = with_pinned_base(config, as_begun=True)
     base = begin(config, dataset.manifest.labels)
     trained = read_manifest(checkpoint)["identity"]["base_model"]
     if trained != base.hash:
@@ -137,6 +186,7 @@ def _base_of(config: Config, checkpoint: str, dataset: Dataset) -> BaseModel:
 
 def _dataset_of(config: Config, checkpoint: str) -> Dataset:
     """The dataset version that a checkpoint was trained on."""
+    config = with_pinned_base(config, as_begun=True)
     trained = read_manifest(checkpoint)["identity"]["dataset"]
     newest = load_dataset(config.data.dataset)
     if _trains_on(config, newest) == trained:

@@ -59,7 +59,7 @@ def in_shards(
                 held.setdefault(row_id, set()).add(_contents(ids_T, label))
             elif original(row_id) in id_set:
                 numbered.append((path, row_id, _contents(ids_T, label)))
-    met |= held.keys()
+    met.update(held)  # |= with a view of keys would bind `met` to a new set
     copies = set()
     for path, row_id, contents in numbered:
         if contents in held.get(original(row_id) or "", ()):

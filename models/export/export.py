@@ -75,6 +75,7 @@ def export(
             model's.
         AlreadyExists: `target` holds something else.
     """
+    target = target.rstrip("/")  # else the staging directory would lie inside it
     named = require(formats, base_config, where=target)
     info = run_info if isinstance(run_info, RunInfo) else RunInfo(**run_info)
     _check_weights(weights, base_config, label_names, target)
@@ -116,6 +117,7 @@ def with_decision(
         entry: the new decision; None removes it.
         profile: the new contents of profile.json; None removes it.
     """
+    target = target.rstrip("/")
     token = secrets.token_hex(4)
     with commit.stage(f"{target}.new-{token}") as staged:
         _copy(target, staged.path, leave=(INFO, PROFILE))

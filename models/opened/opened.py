@@ -21,7 +21,7 @@ from howdah.data.encode import most_characters
 from howdah.data.family import IMAGE_FILES, TOKENIZER_FILES
 from howdah.data.inputs import AnyEncoder, encoder_of_model
 from howdah.data.splits.planner import pad_multiple, padded_length
-from howdah.errors import ModelError, UsageError
+from howdah.errors import ModelError
 from howdah.models import integrity
 from howdah.models.decision import Answer, Decision, Rule
 from howdah.models.export import onnx_graph
@@ -34,7 +34,7 @@ from howdah.models.opened.runtimes import (
     serving_framework,
 )
 from howdah.models.registry import EXPORT_INFO as INFO
-from howdah.models.version import Version, open_version
+from howdah.models.version import Version, open_version, require_kind, require_one_label
 from howdah.models.weights.pretrained import load_base
 
 __all__ = [
@@ -120,9 +120,7 @@ class ServedModel:
         Raises:
             UsageError: it classifies something else.
         """
-        if self.kind != kind:
-            message = f"the model classifies {self.kind}s, not {kind}s"
-            raise UsageError(message, where=f"{where}: {self.path}", remedy=remedy)
+        require_kind(self.kind, kind, where=f"{where}: {self.path}", remedy=remedy)
 
     def require_labels(self, *, where: str, remedy: str) -> None:
         """Refuse a model that does not predict a single label of a single text.
@@ -130,13 +128,8 @@ class ServedModel:
         Raises:
             UsageError: it predicts something else.
         """
-        if self.task != "single_label" or self.pairs:
-            raise UsageError(
-                "the model does not predict a single label of a single text",
-                where=f"{where}: {self.path}",
-                got=f"task {self.task}" + (", pairs of texts" if self.pairs else ""),
-                remedy=remedy,
-            )
+        where = f"{where}: {self.path}"
+        require_one_label(self.task, pairs=self.pairs, where=where, remedy=remedy)
 
     def image_scores(self, pixels: Sequence[np.ndarray]) -> np.ndarray:
         """Probabilities float32 [N, C] of decoded images (ImageEncoder.decode), in their order."""
@@ -270,7 +263,7 @@ def _opened(version: Version, local: str, runtime: str, threads: int | None) -> 
             got=f"hash {encoder.hash} instead of {info['tokenizer_hash']}",
             remedy="restore the export's files, or export the run again",
         )
-    pairs = bool(info.get("pairs", False))
+    pairs = copied.pairs
     decision = Decision.of(info, labels, task, where=info_path)
     ends = encoder.first_type_ends if pairs else None
     settings = {"classes": len(labels), "threads": count, "first_type_ends": ends}

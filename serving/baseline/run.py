@@ -51,7 +51,6 @@ def measure_baseline(config: Config, *, progress: Progress) -> dict:
         DataError: no dataset, or no classifier can be fitted to it.
         ClusterError: scikit-learn is not installed.
     """
-    tally.require(config.evaluation.metric)
     dataset = _dataset(config)
     if dataset.manifest.task != "single_label":
         raise ConfigError(
@@ -66,6 +65,7 @@ def measure_baseline(config: Config, *, progress: Progress) -> dict:
             where=dataset.path,
             remedy="compare an image model with gate.minimum or the published model",
         )
+    tally.require(config.evaluation.metric)
     directory = config.run.directory
     directories.take(directory, config.run.mode, key="run.directory")
     manifest = dataset.manifest
@@ -208,4 +208,4 @@ def _renew_report(directory: str, progress: Progress) -> None:
     if not storage.exists(run_file):
         return
     if record.read(directory).get("status") == "finished":
-        progress(f"report renewed: {storage.absolute(report.write(directory))}")
+        progress(f"report renewed: {storage.absolute(report.write(directory, progress=progress))}")

@@ -138,7 +138,7 @@ def decide(
     export, info = _open(model, directory)
     labels, task = list(info["labels"]), info.get("task") or "single_label"
     _check_task(options, task, labels)
-    before = Decision.of(info, labels, task, storage.join(export, INFO))
+    before = _before(info, labels, task, storage.join(export, INFO), progress)
     with tempfile.TemporaryDirectory(prefix="howdah-threshold-") as place:
         read = partial(
             _predictions, export=export, info=info, config=config, place=place, progress=progress,
@@ -194,6 +194,18 @@ def _open(model: str, publish_directory: str) -> tuple[str, dict[str, Any]]:
             expected=f"{INFO} with labels and weights_sha256",
         )
     return export, info
+
+
+def _before(
+    info: dict[str, Any], labels: Sequence[str], task: Task, where: str, progress: Progress
+) -> Decision:
+    """Return the decision that is replaced; an invalid one counts as none, since the error about it
+    names this command as its remedy."""
+    try:
+        return Decision.of(info, labels, task, where)
+    except ModelError as error:
+        progress(f"{error.what} and is replaced: {error.got} ({error.where})")
+        return Decision()
 
 
 def _check_task(options: DecisionOptions, task: Task, labels: Sequence[str]) -> None:

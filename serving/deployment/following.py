@@ -16,7 +16,7 @@ from typing import Any
 
 from howdah import redact, storage
 from howdah.config.model import Config
-from howdah.errors import ClusterError, HowdahError, ModelError, NotFound
+from howdah.errors import ClusterError, HowdahError, ModelError, NotFound, UsageError
 from howdah.models.registry import MLFLOW, Published
 from howdah.models.version import open_version
 from howdah.serving.deployment import mlflow_registry
@@ -33,18 +33,18 @@ def after_publish(config: Config, say: Say) -> dict[str, Any]:
     Returns:
         {state: registered, ...} as `sync_registry`, or {state: behind, warning}.
     """
+    remedy = "run `howdah model register`"
     try:
         return {"state": "registered", **sync_registry(config, say)}
     except HowdahError as error:
         warning = f"{error.what}: {error.got}" if error.got else error.what
+        if isinstance(error, UsageError) and error.remedy:  # trying again would change nothing
+            remedy = error.remedy
     except Exception as error:  # noqa: BLE001 - each artifact store of MLflow raises its own
         first = str(error).splitlines()[0] if str(error) else ""
         warning = f"{type(error).__name__}: {first}"
     warning = redact.text(warning)
-    say(
-        f"warning: published, but MLflow's registry is behind ({warning}); run"
-        " `howdah model register`"
-    )
+    say(f"warning: published, but MLflow's registry is behind ({warning}); {remedy}")
     return {"state": "behind", "warning": warning}
 
 
@@ -59,6 +59,7 @@ def sync_registry(config: Config, say: Say) -> dict[str, Any]:
     Raises:
         ClusterError: the registry refuses, or does not answer.
         ModelError: nothing is published.
+        UsageError: MLflow could not load the current version or the one that is tried.
     """
     model, uri, name = Published(config.model_directory), _uri(config), name_of(config)
     if model.current() is None and model.challenger() is None:
@@ -136,12 +137,21 @@ def _versions_to_register(model: Published, record: _Record) -> list[int]:
     """List the versions to register.
 
     The current one and the one that is tried are always listed, since only MLflow knows what it
-    has; it adds none twice.
+    has; it adds none twice. Older ones that MLflow could not load are left out.
     """
     first = min(map(int, record.versions), default=None)
     now = {(model.current() or {}).get("version"), model.challenger()} - {None}
     since = {n for n in model.versions() if first is not None and n >= first}
-    return sorted(now | {n for n in since if record.of(n) is None})
+    missing = {n for n in since - now if record.of(n) is None and _is_loadable(model, n)}
+    return sorted(now | missing)
+
+
+def _is_loadable(model: Published, number: int) -> bool:
+    try:
+        mlflow_registry.require_loadable(open_version(model.path_of(number)))
+    except UsageError:
+        return False
+    return True
 
 
 def _register(config: Config, model: Published, number: int, record: _Record, say: Say) -> bool:

@@ -24,7 +24,7 @@ from howdah.errors import ClusterError, ModelError, UsageError
 from howdah.models import integrity
 from howdah.models.opened.opened import EXPORT_PATTERNS
 from howdah.models.registry import DECISION_KEYS
-from howdah.models.version import Version
+from howdah.models.version import Version, require_kind, require_one_label
 from howdah.serving.deployment import references
 
 Mode = Literal["reference", "full"]
@@ -60,7 +60,8 @@ def register(
     Returns:
         {name, version, uri: models:/NAME/VERSION, alias, changed, run_id}.
     Raises:
-        UsageError: no MLflow, or a name or alias that MLflow refuses.
+        UsageError: no MLflow, a name or alias that MLflow refuses, or a model that could not be
+            loaded from there.
         ModelError: a model that Howdah has not exported.
         ClusterError: the server refuses, or does not answer.
     """
@@ -73,6 +74,7 @@ def register(
             expected="howdah.json with run_id and weights_sha256",
             got=", ".join(sorted(variant.info)) or "no howdah.json",
         )
+    require_loadable(variant)
     with opened(uri) as (mlflow, client):
         version = _version_of(client, name, run_id, weights, _decision(variant))
         changed = version is None
@@ -102,6 +104,17 @@ def require_mlflow() -> None:
     """
     if importlib.util.find_spec("mlflow") is None:
         raise UsageError("MLflow is not installed", remedy="pip install 'howdah[tracking]'")
+
+
+def require_loadable(variant: Version) -> None:
+    """Refuse a model that pyfunc_model.py would refuse whenever MLflow loads it.
+
+    Raises:
+        UsageError: it does not predict a single label of a single text.
+    """
+    where = f"MLflow: {variant.path}"
+    require_kind(variant.kind, "text", where=where, remedy="use `howdah predict` for images")
+    require_one_label(variant.task, pairs=variant.pairs, where=where, remedy="use `howdah predict`")
 
 
 def _check(name: str, alias: str | None) -> None:

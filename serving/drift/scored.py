@@ -57,7 +57,10 @@ def find(root: str, table: str, partition: str) -> Partition:
         where=directory,
         expected="one of " + ", ".join(newest) if newest else "a scored partition",
         got=partition,
-        remedy="run `howdah score --drift` for it, with a model that has a profile.json",
+        remedy="`howdah score --force` scores it again, once the model has a profile.json"
+        " (`howdah drift --make-reference`)"
+        if scored
+        else "`howdah score` scores it",
     )
 
 

@@ -83,4 +83,4 @@ def no_profile(path: str) -> ModelError:
 
 def outputs_of(served: ServedModel) -> Outputs:
     """Return the columns of the model's predictions."""
-    return Outputs(task=served.task, labels=served.labels)
+    return Outputs(task=served.task, labels=served.labels, decision=served.decision.hash)

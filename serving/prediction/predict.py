@@ -108,7 +108,8 @@ def predict(
         if drift:
             raise UsageError(
                 "--drift judges rows that are classified on one machine",
-                remedy="score the partitions of a table by `howdah score --drift`",
+                remedy="score a table's partitions by `howdah score`, and judge them by"
+                " `howdah drift --table`",
             )
         require_secrets(config, "data.spark")
         if master is not None:
@@ -144,7 +145,7 @@ def predict(
         reader = images.read_images(files, columns, id_required=id_column is not None)
         classified, most_rows = images.classify_images, images.CHUNK_ROWS
     else:
-        files = source_files(source, progress)
+        files = source_files(source, progress, remedy="check the path; a table needs --master")
         reader = read_rows(
             files, columns, csv_options=csv_options, id_required=id_column is not None,
             most_undecodable=most, progress=progress,

@@ -47,11 +47,17 @@ class Files:
         return [entry.path for entry in self.entries]
 
 
-def source_files(source: str, progress: Callable[[str], None] = lambda line: None) -> Files:
+def source_files(
+    source: str,
+    progress: Callable[[str], None] = lambda line: None,
+    *,
+    remedy: str = "check the path",
+) -> Files:
     """List the files of a source: itself, a pattern's matches, or those below a directory.
 
     Args:
         progress: called with a line about files that are left out.
+        remedy: what the caller can do if there are none.
     Raises:
         NotFound: there are no files.
     """
@@ -67,7 +73,7 @@ def source_files(source: str, progress: Callable[[str], None] = lambda line: Non
             where=storage.absolute(source),
             expected="a file, a pattern or a directory of .csv, .jsonl or .parquet files",
             got=", ".join(entry.name for entry in entries[:5]) or None,
-            remedy="a table needs --master",
+            remedy=remedy,
         )
     if len(named) < len(entries):
         others = [entry.name for entry in entries if format_of(entry.path) is None]

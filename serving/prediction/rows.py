@@ -35,6 +35,8 @@ _WRITTEN = tuple(suffix for suffix in SUFFIXES if suffix != ".tsv")
 """Suffixes of outputs, which are neither compressed nor divided by tabs."""
 TABLE = "table:"
 """Prefix of an output that is a Hive table."""
+DECISION = "decision"
+"""Key of a Parquet file's metadata: the hash of the decision, "" without one."""
 EMPTY = "the text is empty"
 """Error of a row that has no text, or whose text is empty after cleaning."""
 NO_KEY = "row "
@@ -84,6 +86,8 @@ class Outputs:
 
     task: Task
     labels: Sequence[str]
+    decision: str | None = None
+    """Hash of the model's decision (`howdah model threshold`); None without one."""
 
     @property
     def name(self) -> str:
@@ -209,7 +213,7 @@ def refuse_output(path: str, *, overwrite: bool) -> str:
         UsageError: another suffix.
         AlreadyExists: the file exists, and is not to be replaced.
     """
-    if not path.lower().endswith(_WRITTEN):
+    if not path.rstrip("/").lower().endswith(_WRITTEN):  # with Spark it is a directory
         raise UsageError(
             "the format of the output is not known",
             where=storage.absolute(path),
@@ -273,6 +277,7 @@ class _ParquetWriter:
 
         self._outputs, self._run_id = outputs, run_id
         metadata = {"labels": "\n".join(outputs.labels), "run_id": run_id}
+        metadata[DECISION] = outputs.decision or ""
         schema = outputs.arrow().with_metadata(metadata)
         self._writer = pq.ParquetWriter(file, schema, compression="zstd")
 

@@ -28,18 +28,27 @@ from howdah.serving.report.findings.material import Material, figures, gather
 
 
 def write(
-    run_directory: str, check: Callable[[], None] = lambda: None, *, texts: str | None = None
+    run_directory: str,
+    check: Callable[[], None] = lambda: None,
+    *,
+    texts: str | None = None,
+    progress: Progress = lambda line: None,
 ) -> str:
     """Write report.html into a run directory (any storage), and a finished run's verdict into its
     run.json; return the page's path.
 
+    The recorded verdict stays, and a line says so, if what it was based on cannot be read.
+
     Args:
         check: called before the page is written; raises if this process must not write any more.
         texts: masked, plain or none, in place of the run's own report.texts.
+        progress: called with a line.
     Raises:
         DataError: not a run directory.
     """
     judgement = judged(run_directory)
+    if judgement is not None and judgement.kept:
+        progress(f"warning: {judgement.kept}")
     if judgement is not None and not _is_recorded(judgement, run_directory):
         RunFile(run_directory, check).update(verdict=judgement.recorded)
     contents = page(run_directory, texts=texts)
@@ -57,6 +66,8 @@ def renew(run_directory: str, progress: Progress) -> Judgement | None:
         DataError: not a run directory.
     """
     judgement = judged(run_directory)
+    if judgement is not None and judgement.kept:
+        progress(f"warning: {judgement.kept}")
     if judgement is not None and not _is_recorded(judgement, run_directory):
         try:
             progress(f"report renewed: {storage.absolute(write(run_directory))}")

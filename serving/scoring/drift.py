@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from howdah import storage
-from howdah.config.data import CsvOptions
 from howdah.config.loader import Config
 from howdah.config.options.partition import parse_spec
-from howdah.data.files import footers, json_rows, records
 from howdah.data.targets import label_mapping
-from howdah.errors import DataError, ModelError
+from howdah.errors import DataError, ModelError, UsageError
 from howdah.models import registry
 from howdah.models.profile import reference as references
 from howdah.models.profile.profile import PROFILE, Profile, find_reference, reference_of
-from howdah.models.version import open_version
+from howdah.models.version import Version, open_version
 from howdah.serving.drift import scored
 from howdah.serving.drift.examples import Examples
 from howdah.serving.drift.findings import Findings, Point
@@ -28,13 +24,12 @@ from howdah.serving.prediction.classify import classify, count_failed, no_profil
 from howdah.serving.prediction.reading import (
     Files,
     choose_columns,
-    parquet_batches,
     read_rows,
     source_files,
 )
-from howdah.serving.prediction.rows import NO_KEY, Prediction, Row, format_of
+from howdah.serving.prediction.rows import Prediction, Row
+from howdah.serving.scoring import predicted as made
 from howdah.serving.scoring.labels import joined_file, joined_table
-from howdah.storage.charsets import spelled
 
 SHOWN_PARTITIONS = 30
 """Number of partitions on drift.html: a month of days. `howdah drift --last` sets another one."""
@@ -43,9 +38,6 @@ LEAST_ROWS = 1_000
 """Smallest number of scored rows that may be a model's reference: fewer vary too much by chance."""
 
 _CHUNK_ROWS = 2048
-_FIELDS = ("id", "label", "scores", "error")
-_CSV_SCORE = "score_"
-"""Beginning of a column of scores in CSV; the label follows."""
 _REASONS = 20
 _EXAMPLES = 5
 
@@ -76,9 +68,10 @@ def of_table(
         labels: table with the true labels of rows, by id; None: there are none.
     Raises:
         ModelError: no model, or one without a profile.
-        UsageError: the partition is not scored.
+        UsageError: the partition is not scored, or `labels` for a model of another task.
     """
     version = open_version(model, config.publish.directory)
+    _check_labels(version, labels)
     root = version.root
     newest = scored.find(root, table, partition)
     reference = scored.reference_for(root, newest, version.path)
@@ -140,18 +133,22 @@ def of_source(
         labels: file with the true labels of rows, by id; None: there are none.
     Raises:
         ModelError: no model, or one without a profile.
-        DataError: no rows, or a broken file.
+        DataError: no rows, a broken file, or predictions of another model.
+        UsageError: `labels` for a model of another task.
     """
     version = open_version(model, config.publish.directory)
+    _check_labels(version, labels)
     reference = reference_of(version.path)
     if reference is None:
         raise no_profile(version.path)
-    files = source_files(source)
+    files = source_files(
+        source, remedy="check the path; partitions of a table are judged by --table"
+    )
     current, examples = Profile.like(reference), Examples(reference)
     unpredicted: dict[str, list[str]] = {}
     predicted: dict[str, str | None] = {}
-    if all(_are_predictions(path) for path in files.paths):
-        chunks = _predicted(files, reference.bins.labels)
+    if all(made.are_predictions(path) for path in files.paths):
+        chunks = _predicted(files, version, reference, progress)
     else:
         chunks = _classified(
             config, version.path, files, text_columns=text_columns, id_column=id_column,
@@ -251,6 +248,18 @@ def reference_from_table(
     return path
 
 
+def _check_labels(version: Version, labels: str | None) -> None:
+    """Refuse labels for a model whose answer is not one label, before anything is classified."""
+    if labels is not None and version.task != "single_label":
+        raise UsageError(
+            "--labels gives the accuracy of models that predict one label a row",
+            where=f"--labels {labels}",
+            expected="a model of the task single_label",
+            got=f"task {version.task} ({version.path})",
+            remedy="leave --labels out",
+        )
+
+
 def words_of(model_directory: str) -> dict[int, str]:
     """Return the text of each token of an export's tokenizer; {} if it cannot be read."""
     from tokenizers import Tokenizer
@@ -290,66 +299,10 @@ def _classified(
         yield predictions, chunk, encoded
 
 
-# ---------------------------------------------------------------------------------- predictions
-def _are_predictions(path: str) -> bool:
-    """Return whether a file has the columns or fields that `howdah predict` writes."""
-    form = format_of(path)
-    if form == "parquet":
-        return {"id", "scores", "run_id", "error"} <= set(footers.schema(path, "parquet").names)
-    try:
-        if form == "csv":
-            names = records.csv_names(path, CsvOptions())
-            scores = [name for name in names if name.startswith(_CSV_SCORE)]
-            return bool(scores) and {"id", "run_id", "error"} <= set(names)
-        first = next(json_rows.first(path, 1), ()) if form == "jsonl" else ()
-        return {"id", "scores", "run_id"} <= set(first)
-    except DataError:  # the reader of texts reports what is wrong with the file
-        return False
-
-
-def _predicted(files: Files, labels: Sequence[str]) -> Iterator[_Chunk]:
+def _predicted(
+    files: Files, version: Version, reference: Profile, progress: Callable[[str], None]
+) -> Iterator[_Chunk]:
     """Read the predictions in files."""
-    predictions = itertools.chain.from_iterable(_predictions(path, labels) for path in files.paths)
-    while chunk := list(itertools.islice(predictions, _CHUNK_ROWS)):
+    bins = reference.bins
+    for chunk in made.read(files, version, bins, most=_CHUNK_ROWS, progress=progress):
         yield chunk, None, None
-
-
-def _predictions(path: str, labels: Sequence[str]) -> Iterator[Prediction]:
-    for number, (row_id, label, scores, error) in enumerate(_records(path, labels)):
-        if isinstance(scores, dict):
-            scores = [scores.get(name) for name in labels]
-        scores_C = None
-        if scores is not None:
-            with contextlib.suppress(TypeError, ValueError):  # not a list of numbers
-                scores_C = np.array([float(score) for score in scores], np.float32)
-        fits = scores_C is not None and len(scores_C) == len(labels)
-        if not fits and (scores is not None or error is None):
-            raise DataError(
-                "a prediction does not have the model's scores",
-                where=f"{path}, row {number}",
-                expected=f"{len(labels)} scores",
-                got=str(scores)[:100],
-            )
-        key = f"{NO_KEY}{number}" if row_id is None else spelled(str(row_id))
-        yield Prediction(key, label, scores_C, error)
-
-
-def _records(path: str, labels: Sequence[str]) -> Iterator[Sequence[Any]]:
-    """Yield the values of `_FIELDS` of each row."""
-    form = format_of(path)
-    if form == "parquet":
-        names = footers.schema(path, "parquet").names
-        for batch in parquet_batches(path, [name for name in _FIELDS if name in names]):
-            yield from ([row.get(name) for name in _FIELDS] for row in batch.to_pylist())
-        return
-    fields = _FIELDS
-    if form == "csv":
-        fields = ("id", "label", "error", *(f"{_CSV_SCORE}{name}" for name in labels))
-    part = records.Part(path=path, form=form)
-    for line, values, problem, _ in records.read(part, fields, CsvOptions()):
-        if problem is not None:
-            raise DataError("a row cannot be read", where=f"{path}, line {line}", got=problem)
-        if form == "csv":  # an empty cell is none
-            row_id, label, error, *scores = values
-            values = row_id, label or None, scores if any(scores) else None, error or None
-        yield values

@@ -233,6 +233,10 @@ def test_the_command(place, capsys):
     assert call("model", "lineage", "x", "--model", "m")[0] == 2
     assert call("model", "lineage")[0] == 2
     assert call("model", "lineage", "x", "--dataset", f"{place}/none")[0] == 3
+    for option in ("--runs", "--models"):  # nothing is found in a place that does not exist
+        code, answer = call("model", "lineage", "--dataset", f"{place}/data", *where, option,
+                            f"{place}/none")  # fmt: skip
+        assert (code, answer["where"], answer["got"]) == (2, option, f"{place}/none")
 
 
 @pytest.mark.parametrize(

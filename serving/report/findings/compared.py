@@ -47,6 +47,8 @@ class Judgement:
     """Figures that it is compared with."""
     baseline: Sequence[str]
     """Lines about the baseline."""
+    kept: str = ""
+    """Why the verdict is the one that run.json has; "": it was made from what can be read now."""
 
     @property
     def line(self) -> str:
@@ -81,6 +83,10 @@ class Judgement:
 def judged(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> Judgement:
     """Judge a run's main figure.
 
+    The recorded verdict of a finished run stays if what it was based on cannot be read, for
+    instance since a relative path leads elsewhere from another working directory. Only a missed
+    bound of the gate is as certain without it.
+
     Args:
         metrics: metrics of the judged split.
         kind: findings in its predictions (`Findings.kind`).
@@ -89,14 +95,25 @@ def judged(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> Jud
     value = metrics.get(name)
     ends = interval(material, metrics, kind) if value is not None else None
     rivals = against(material, metrics, kind)
+    verdict = judge(name, value, ends, rows, material.split, rivals, material.bounds)
+    kept, earlier = "", material.recorded
+    may_stay = earlier is not None and not (verdict.is_of_gate or earlier.is_of_gate)
+    if may_stay and material.unread and verdict != earlier:
+        verdict = earlier
+        kept = (
+            "the verdict is the one in run.json, since what it was based on cannot be read: "
+            + "; ".join(material.unread)
+            + ". `howdah report` where these can be read judges the run again"
+        )
     return Judgement(
-        verdict=judge(name, value, ends, rows, material.split, rivals, material.bounds),
+        verdict=verdict,
         metric=name,
         split=material.split,
         value=value,
         interval=ends,
         against=rivals,
         baseline=material.baseline,
+        kept=kept,
     )
 
 

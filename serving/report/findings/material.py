@@ -25,10 +25,12 @@ from howdah.serving.registry.gate import VERDICT, VERDICT_SHAPE, better_by
 from howdah.serving.report.findings.base import Rival
 from howdah.serving.report.findings.look import Findings, analyze_predictions, for_verdict
 from howdah.serving.report.findings.texts import Texts
-from howdah.serving.report.findings.verdict import Versus
+from howdah.serving.report.findings.verdict import Verdict, Versus, recorded
 
 BASELINE = "the baseline"
 """Name of the baseline among `Material.against`."""
+_PUBLISHED = "published v="
+"""Beginning of the published version's name there."""
 
 _WAIT_SECONDS = 5.0
 """Longest wait for an unreachable storage; the page is then written without its contents."""
@@ -54,6 +56,10 @@ class Material:
     decision: Mapping[str, Any] = field(default_factory=dict)
     """Decision of the export (`howdah model threshold`)."""
     notes: Sequence[str] = ()
+    recorded: Verdict | None = None
+    """Verdict in a finished run's run.json."""
+    unread: Sequence[str] = ()
+    """What `recorded` was based on and cannot be read: a verdict without it has less to say."""
 
 
 def figures(run: Mapping[str, Any], config: str) -> Material:
@@ -88,12 +94,13 @@ def gather(
     summary = figures(run, config)
     task, metric, split = summary.task, summary.metric, summary.split
     notes: list[str] = []
+    unread: list[str] = []
     path = run.get("dataset") or (run.get("attempts") or [{}])[-1].get("dataset")
-    manifest = _manifest(path, run, notes)
+    manifest = _manifest(path, run, notes, unread)
     info = _info(run_directory)
     shown = texts or _at(keys, "report", "texts")
     shown = shown if shown in get_args(Shown) else "masked"
-    stored_baseline, lines = _baseline(run_directory, run, keys, info)
+    stored_baseline, lines = _baseline(run_directory, run, keys, info, unread)
     findings = None
     rivals = _rivals(stored_baseline, metrics, manifest)
     if metrics and verdict_alone:
@@ -131,7 +138,7 @@ def gather(
     against = [] if value is None else [Versus(name=BASELINE, value=value)]
     if stored_baseline is not None:
         lines = _about(stored_baseline, metrics)
-    against += _published(keys, info, split, metric, notes)
+    against += _published(run, keys, info, split, metric, notes, unread)
     return Material(
         task=task,
         metric=metric,
@@ -143,6 +150,8 @@ def gather(
         baseline=lines,
         decision=info.get("decision") or {},
         notes=[*notes, *(findings.notes if findings else ())],
+        recorded=recorded(run),
+        unread=unread,
     )
 
 
@@ -161,7 +170,9 @@ def _at(keys: Mapping[str, Any], section: str, key: str, kind: type | UnionType 
     return value if isinstance(value, kind) else None
 
 
-def _manifest(path: str | None, run: Mapping[str, Any], notes: list[str]) -> DatasetManifest | None:
+def _manifest(
+    path: str | None, run: Mapping[str, Any], notes: list[str], unread: list[str]
+) -> DatasetManifest | None:
     if path is None:
         return None
     try:
@@ -169,9 +180,11 @@ def _manifest(path: str | None, run: Mapping[str, Any], notes: list[str]) -> Dat
             dataset = load_dataset(path)
     except HowdahError as error:
         notes.append(f"The dataset cannot be read, so texts are missing: {error.what} ({path})")
+        unread.append(f"the dataset ({storage.absolute(path)}: {error.what})")
         return None
     if run.get("dataset_hash") not in (None, dataset.manifest_hash):
         notes.append(f"The dataset has changed since, so texts are missing ({path})")
+        unread.append(f"the dataset ({storage.absolute(path)} has changed since)")
         return None
     return dataset.manifest
 
@@ -185,7 +198,11 @@ def _info(run_directory: str) -> dict[str, Any]:
 
 
 def _baseline(
-    run_directory: str, run: Mapping[str, Any], keys: Mapping[str, Any], info: Mapping[str, Any]
+    run_directory: str,
+    run: Mapping[str, Any],
+    keys: Mapping[str, Any],
+    info: Mapping[str, Any],
+    unread: list[str],
 ) -> tuple[baseline.Baseline | None, list[str]]:
     """Return the baseline of the run's dataset, or lines about why there is none.
 
@@ -200,7 +217,11 @@ def _baseline(
         with storage.waiting_at_most(_WAIT_SECONDS):
             stored = baseline.find(run_directory, dataset.get("path"), dataset.get("hash"), config)
     except HowdahError as error:
+        unread.append(f"{BASELINE} ({error.where}: {error.what})")
         return None, [f"baseline: {error.what} ({error.where})"]
+    if stored is None and _was_compared(run, BASELINE):
+        beside = storage.parent(storage.absolute(dataset.get("path") or run_directory))
+        unread.append(f"{BASELINE} (neither in {run_directory} nor below {beside})")
     attempts = run.get("attempts") or [{}]
     path = attempts[-1].get("dataset")
     if stored is not None and path and storage.name(path) != storage.name(stored.dataset):
@@ -234,23 +255,39 @@ def _rivals(
     return rivals
 
 
+def _was_compared(run: Mapping[str, Any], name: str) -> bool:
+    """Return whether the recorded verdict names a figure; run.json has only its sentence."""
+    verdict = recorded(run)
+    return verdict is not None and not verdict.is_of_gate and name in verdict.sentence
+
+
 def _published(
-    keys: Mapping[str, Any], info: Mapping[str, Any], split: str, metric: str, notes: list[str]
+    run: Mapping[str, Any],
+    keys: Mapping[str, Any],
+    info: Mapping[str, Any],
+    split: str,
+    metric: str,
+    notes: list[str],
+    unread: list[str],
 ) -> list[Versus]:
     """Return the current published version's figure, if it was measured on the same dataset."""
     name = _at(keys, "publish", "name") or _at(keys, "run", "name")
     directory = _at(keys, "publish", "directory")
     if not (name and directory):
         return []
+    root = storage.join(directory, name)
     try:
         with storage.waiting_at_most(_WAIT_SECONDS):
-            now = Published(storage.join(directory, name)).current()
+            now = Published(root).current()
     except HowdahError as error:
         notes.append(f"The published model is not compared: {error.what} ({error.where})")
+        unread.append(f"the published model ({storage.absolute(root)}: {error.what})")
         return []
     if now is None:
+        if _was_compared(run, _PUBLISHED):
+            unread.append(f"the published model ({storage.absolute(root)} has none)")
         return []
-    title = f"published v={now['version']}"
+    title = f"{_PUBLISHED}{now['version']}"
     if now.get("run_id") == info.get("run_id"):
         notes.append(f"This run's model is {title}")
         return []

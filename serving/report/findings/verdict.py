@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, assert_never
+from typing import Any, Literal
 
 from howdah.config.metric_table import METRICS
 from howdah.serving.report.findings.intervals import Interval
@@ -13,6 +13,8 @@ FEWEST = 30
 """Number of rows below which no figure is reliable."""
 
 State = Literal["good", "bad", "unknown"]
+_TITLES: dict[State, str] = {"good": "Good", "bad": "Not good", "unknown": "Inconclusive"}
+_MISSED = "It misses the gate: "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,25 @@ class Verdict:
         """The verdict as commands print it."""
         return f"{self.title}: {self.sentence}"
 
+    @property
+    def is_of_gate(self) -> bool:
+        """True if a missed bound of the gate decides, whatever else the run is compared with."""
+        return self.sentence.startswith(_MISSED)
+
+
+def recorded(run: Mapping[str, Any]) -> Verdict | None:
+    """Return the verdict in a finished run's run.json; None if there is none.
+
+    Args:
+        run: run.json.
+    """
+    values = run.get("verdict")
+    if run.get("status") != "finished" or not isinstance(values, dict):
+        return None
+    sentence = values.get("verdict_reason")
+    state = next((one for one, title in _TITLES.items() if title == values.get("verdict")), None)
+    return _verdict(state, sentence) if state and isinstance(sentence, str) else None
+
 
 def judge(
     metric: str,
@@ -78,7 +99,7 @@ def judge(
     missed = [one for one in bounds if not _keeps(one)]
     if missed:
         why = "; ".join(_missed(one) for one in missed)
-        return _verdict("bad", f"It misses the gate: {why}.")
+        return _verdict("bad", f"{_MISSED}{why}.")
     lower = METRICS[metric].lower
     behind, ahead = [], []
     for one in against:
@@ -133,15 +154,7 @@ def _missed(bound: Versus) -> str:
 
 
 def _verdict(state: State, sentence: str) -> Verdict:
-    if state == "good":
-        title = "Good"
-    elif state == "bad":
-        title = "Not good"
-    elif state == "unknown":
-        title = "Inconclusive"
-    else:
-        assert_never(state)
-    return Verdict(state=state, title=title, sentence=sentence)
+    return Verdict(state=state, title=_TITLES[state], sentence=sentence)
 
 
 def _list(names: Sequence[str]) -> str:

@@ -40,8 +40,9 @@ def test_rows_of_every_task_are_found_and_forgotten(task, tmp_path, tiny_model_d
     [place] = shards.find("train-5", [before])[before.path]
     assert place["split"] == "train"
     kept = all_rows(before)
-    survey = forget.survey({"train-5"}, datasets=[root])
+    survey = forget.survey({"train-5", "mistyped"}, datasets=[root])
     assert list(survey.files.values()) == [1]
+    assert survey.nowhere == ["mistyped"]  # train-5 is in a shard, and in no other file
     forget.apply({"train-5"}, survey, datasets=[root], progress=quiet)
     forget.refuse_left(forget.survey({"train-5"}, datasets=[root]))
     assert kept.pop("train-5") and kept == all_rows(load_dataset(root))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,8 +17,8 @@ from howdah import storage
 from howdah.config.loader import from_dict
 from howdah.data.manifest import DatasetManifest, RecordEntry, ShardEntry, TokenizerEntry, commit
 from howdah.data.manifest import load_dataset as load
-from howdah.errors import AlreadyExists, CheckpointError, ModelError, StorageError
-from howdah.models.export.export import INFO, export
+from howdah.errors import AlreadyExists, CheckpointError, DataError, ModelError, StorageError
+from howdah.models.export.export import INFO, export, with_decision
 from howdah.models.export.run_info import RunInfo, describe_run
 from howdah.models.metrics.metrics import classification_metrics
 from howdah.models.opened.opened import open_model
@@ -212,6 +213,15 @@ def test_an_export_of_the_same_run_is_replaced_and_of_another_is_not(tmp_path, b
     assert "run-1" in caught.value.got
 
 
+def test_a_slash_at_the_end_of_the_directory_is_no_part_of_its_name(tmp_path, base, info):
+    target = str(tmp_path / "export")
+    for _ in range(2):
+        assert write(target + "/", base, info) == target
+        with_decision(target + "/", {"temperature": 2.0})
+    assert storage.read_json(f"{target}/{INFO}")["decision"] == {"temperature": 2.0}
+    assert sorted(os.listdir(tmp_path)) == ["data", "export"]
+
+
 def test_a_foreign_directory_is_not_replaced(tmp_path, base, info):
     target = tmp_path / "export"
     target.mkdir()
@@ -334,6 +344,35 @@ def test_export_refuses_another_base_or_a_lost_dataset(run, tmp_path):
     storage.remove(str(tmp_path / "data" / "v=1"), recursive=True)
     with pytest.raises(CheckpointError, match="dataset"):
         export_run(run)
+
+
+def test_export_takes_a_moved_dataset_and_base_from_the_command(
+    run, base, tmp_path, tiny_model_dir
+):
+    shutil.copytree(tiny_model_dir, tmp_path / "base")
+    model = run.model.model_copy(update={"base": str(tmp_path / "base")})
+    freeze_config(run.model_copy(update={"model": model}), run.run.directory)
+    # The run's own paths win while they can be read: the user's file may have changed since.
+    changed = {"data": {"dataset": "elsewhere"}, "model": {"base": "elsewhere"}}
+    changed["run"] = {"name": "zoo", "directory": run.run.directory}
+    assert storage.exists(export_run(from_dict(changed)))
+    for name in ("data", "base"):
+        os.rename(tmp_path / name, tmp_path / f"{name}-moved")
+    with pytest.raises(DataError):
+        export_run(from_dict({"run": changed["run"]}))
+    changed["data"]["dataset"] = str(tmp_path / "data-moved")
+    changed["model"]["base"] = str(tmp_path / "base-moved")
+    lines = []
+    path = export_run(from_dict(changed), progress=lines.append)
+    assert np.array_equal(exported_bias(path), weights_for(base, seed=5)["classifier.bias"])
+    assert [part for part in ("data.dataset", "model.base") if part in " ".join(lines)]
+    record = storage.read_json(os.path.join(path, INFO))
+    assert record["dataset"]["path"] == str(tmp_path / "data-moved" / "v=1")
+    from tests.support.models.tiny_model import write_tiny_model
+
+    changed["model"]["base"] = write_tiny_model(str(tmp_path / "other"), seed=9)
+    with pytest.raises(CheckpointError, match="another base model"):
+        export_run(from_dict(changed))
 
 
 def test_export_without_checkpoints(run):

@@ -124,6 +124,15 @@ def test_it_is_measured_on_the_version_that_the_run_has(tiny_model_dir, tmp_path
         assert result["dataset"].endswith(f"v={number}")
 
 
+def test_a_dataset_of_another_task_is_refused_whatever_its_metric(tiny_model_dir, tmp_path):
+    rows = {"train": 30, "test": 10}
+    made = build_dataset(f"{tmp_path}/v=1", model_dir=tiny_model_dir, rows=rows, task="multi_label")
+    for more in ({}, {"evaluation": {"metric": "micro_f1"}}):
+        with pytest.raises(ConfigError, match=r"one label a row.* multi_label"):
+            measured(made, tmp_path / "run", data={"dataset": made.path, "task": "multi_label"},
+                     **more)  # fmt: skip
+
+
 def test_a_run_that_goes_on_keeps_its_report(dataset, tmp_path):
     os.makedirs(tmp_path / "run")
     (tmp_path / "run" / "run.json").write_text('{"status": "running"}')

@@ -98,6 +98,25 @@ def test_a_threshold_is_fitted_on_validation_and_measured_on_test(run):
     assert leftover == []
 
 
+@pytest.mark.parametrize("entry", [5, {"temperature": -1}, {"thresholds": {"unknown": 0.5}}])
+@pytest.mark.parametrize("again", [True, False])
+def test_an_invalid_decision_is_replaced_or_removed_as_its_error_says(run, entry, again):
+    before = info_of(run)
+    path = f"{run}/export/howdah.json"
+    storage.write_whole(path, json.dumps(before | {"decision": entry}).encode())
+    with pytest.raises(ModelError, match="decision is not valid"):
+        open_model(run)
+    options = DecisionOptions(reset=True)
+    if again:
+        options = DecisionOptions(metric="f1", labels=("spam",))
+    lines = []
+    report = decide(run, options, progress=lines.append)
+    assert report["replaced"] is None and "decision is not valid" in lines[0]
+    assert open_model(run).decision.as_dict() == (report["decision"] or {})
+    decide(run, DecisionOptions(reset=True))
+    assert info_of(run) == before
+
+
 def test_rejected_rows_have_scores_no_label_and_no_error(run):
     plain = open_model(run)
     texts = [" ".join(words()[n : n + 5]) for n in range(0, 60, 3)]

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from howdah import storage
-from howdah.errors import CheckFailed, DataError, ModelError, UsageError
+from howdah.errors import CheckFailed, DataError, ModelError, NotFound, UsageError
 from howdah.models.profile.profile import Profile, reference_of
 from howdah.serving.drift import scored
 from tests.fixtures.dataset import LABELS, build_dataset
@@ -253,6 +253,31 @@ def test_files_of_texts_and_of_predictions_are_judged_alike(place):
     storage.write_whole(csv, b"id,label\nother,stones\n")
     with pytest.raises(DataError, match="no predicted row"):
         of_source(place.config, place.run, output, labels=csv)
+
+
+def test_labels_for_a_model_of_another_task_are_refused_before_anything_is_read(place):
+    from howdah.serving.scoring.drift import of_source, of_table
+
+    several = str(place.root / "several")
+    shutil.copytree(place.run, several)
+    path = storage.join(several, "export", "config.json")
+    values = storage.read_json(path) | {"problem_type": "multi_label_classification"}
+    storage.write_whole(path, json.dumps(values).encode())
+    for judge in (
+        lambda: of_source(place.config, several, "none.csv", labels="truth.csv"),
+        lambda: of_table(place.config, several, "db.none", "ds=1", labels="db.truth"),
+    ):
+        with pytest.raises(UsageError, match="--labels gives the accuracy") as caught:
+            judge()
+        assert "task multi_label" in caught.value.got
+
+
+def test_a_source_that_does_not_exist_has_a_remedy_that_drift_has(place):
+    from howdah.serving.scoring.drift import of_source
+
+    with pytest.raises(NotFound) as caught:
+        of_source(place.config, place.run, str(place.root / "none.csv"))
+    assert "--table" in caught.value.remedy and "--master" not in caught.value.remedy
 
 
 def test_rows_without_a_prediction_are_named(place):

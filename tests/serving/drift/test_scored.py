@@ -30,6 +30,11 @@ def test_a_partition_that_is_not_scored_is_refused_with_the_newest_ones(root):
     with pytest.raises(UsageError) as caught:
         scored.find(root, "db.t", "hour=30")
     assert caught.value.expected == "one of hour=8, hour=9, hour=10, hour=11, hour=12"
+    assert caught.value.remedy == "`howdah score` scores it"
+    storage.remove(f"{root}/scored/db.t/hour=9/profile.json")
+    with pytest.raises(UsageError, match="without a profile") as caught:
+        scored.find(root, "db.t", "hour=9")
+    assert "`howdah score --force`" in caught.value.remedy
 
 
 @pytest.mark.parametrize("name", ["profile.json", "done.json"])

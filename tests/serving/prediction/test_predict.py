@@ -160,7 +160,7 @@ def test_overwrite_deletes_no_directory_of_other_files(served, tmp_path):
         predictor.predict("m", source, str(output), overwrite=True)
     assert caught.value.got == "thesis.doc"
     (output / "thesis.doc").unlink()
-    predictor.predict("m", source, str(output), overwrite=True)
+    predictor.predict("m", source, f"{output}/", overwrite=True)
     assert output.is_file()
 
 

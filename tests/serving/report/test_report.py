@@ -10,11 +10,14 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from howdah import storage
+from howdah import cli, storage
+from howdah.config.loader import load
 from howdah.config.metric_table import metrics_of
 from howdah.errors import DataError
 from howdah.models.metrics.metrics import classification_metrics
-from howdah.serving.report.report import write
+from howdah.models.runs import baseline
+from howdah.serving.report.report import renew, write
+from tests.support.models.finished_run import make_run
 
 LABELS = ["plain", "<script>alert(1)</script>", "$a_{b$ & co"]
 
@@ -143,3 +146,79 @@ def test_on_another_storage(run_directory):
         assert storage.read_text(write("memory://report")).startswith("<!DOCTYPE html>")
     finally:
         storage.remove("memory://report", recursive=True)
+
+
+def recorded_in(run):
+    return storage.read_json(f"{run}/run.json")["verdict"]
+
+
+@pytest.fixture
+def judged_run(tmp_path, monkeypatch):
+    """A run that was judged in its working directory, to which its configuration's paths are
+    relative: it is better than the baseline beside its dataset, and than the published version."""
+    monkeypatch.chdir(tmp_path)
+    random, splits = np.random.default_rng(3), {}
+    for split, count in (("train", 40), ("test", 600)):
+        classes = random.integers(0, 2, count)
+        logits = np.eye(2)[np.where(random.random(count) < 0.95, classes, 1 - classes)] * 4.0
+        splits[split] = (["a b c"] * count, classes.tolist(), logits)
+    publish = {"publish": {"directory": "models", "name": "made"}}
+    run = make_run(".", ["a", "b"], splits, config=publish)
+    info = storage.read_json(f"{run}/export/howdah.json")
+    dataset = info["dataset"]
+    of_test = np.array(splits["test"][1])
+    guessed = np.where(random.random(600) < 0.7, of_test, 1 - of_test).astype(np.int32)
+    about = {
+        "dataset": dataset["path"], "dataset_hash": dataset["hash"],
+        "metrics": {"test": classification_metrics(of_test, np.eye(2)[guessed], ["a", "b"])},
+    }  # fmt: skip
+    config = load(f"{run}/config.yaml")
+    beside = baseline.directory_of(dataset["path"], dataset["hash"], config)
+    baseline.write(beside, about, {"test": guessed})
+    current = {"version": 1, "run_id": "other", "dataset": dataset}
+    current["metrics"] = {"test": {"macro_f1": 0.8}}
+    storage.write_whole("models/made/current.json", json.dumps(current).encode())
+    write(run)
+    return run
+
+
+def test_a_report_from_another_working_directory_keeps_the_verdict(
+    judged_run, tmp_path, monkeypatch, capsys
+):
+    run = str(tmp_path / "run")
+    recorded = recorded_in(run)
+    assert recorded["verdict"] == "Good"
+    assert "the baseline" in recorded["verdict_reason"] and "published v=1" in str(recorded)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    cli.app(["report", run], standalone_mode=False)
+    assert recorded_in(run) == recorded
+    warning = capsys.readouterr().err
+    for part in ("warning: the verdict is the one in run.json", "the dataset", "the baseline",
+                 "the published model", str(tmp_path / "elsewhere/data/v=0")):  # fmt: skip
+        assert part in warning
+    page = storage.read_text(f"{run}/report.html")
+    assert '<meta name="howdah-verdict" content="Good">' in page
+    assert "The verdict is the one in run.json" in page
+    # A missed bound of the gate needs none of them.
+    text = storage.read_text(f"{run}/config.yaml") + "gate: {minimum: {accuracy: 0.99}}\n"
+    storage.write_whole(f"{run}/config.yaml", text.encode())
+    assert renew(run, lambda line: None).verdict.state == "bad"
+    assert recorded_in(run)["verdict_reason"].startswith("It misses the gate: accuracy is 0.9")
+
+
+@pytest.mark.parametrize(
+    ("lost", "what"), [("data/baselines", "the baseline"), ("models", "the published model")]
+)
+def test_a_verdict_stays_while_what_it_was_based_on_is_away(judged_run, lost, what):
+    recorded, lines = recorded_in(judged_run), []
+    os.rename(lost, "away")
+    assert what in renew(judged_run, lines.append).kept
+    assert recorded_in(judged_run) == recorded and len(lines) == 1 and what in lines[0]
+    os.rename("away", lost)
+    # What can be read and says something else now changes the verdict, as ever.
+    current = storage.read_json("models/made/current.json")
+    current["metrics"]["test"]["macro_f1"] = 0.999
+    storage.write_whole("models/made/current.json", json.dumps(current).encode())
+    assert not renew(judged_run, lines.append).kept
+    assert recorded_in(judged_run)["verdict"] == "Not good"
