@@ -29,7 +29,6 @@ from howdah.config.model import ModelSection, ParallelSection
 from howdah.data.family import DISTILBERT
 from howdah.models.runs.metrics_log import read_metrics
 from howdah.training.planning.rank_state import rank_state
-from howdah.training.run.local_dir import RankRecord
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = os.environ.get("BENCH_SIZE", "base")
@@ -71,7 +70,7 @@ def _launch(directory: str, config: dict, steps: int) -> list[tuple[float, dict[
     os.makedirs(directory, exist_ok=True)
     path = f"{directory}/given.yaml"
     Path(path).write_text(yaml.safe_dump(config), encoding="utf-8")
-    sampler = Sampler(lambda: {one.rank: one.pid for one in RankRecord.read_all(directory)}).start()
+    sampler = Sampler(lambda: _ranks(directory)).start()
     done = subprocess.run(
         [sys.executable, "-m", "howdah.cli", "train", "--config", path, "--np", str(RANKS),
          "--set", "training.comm=torch"],
@@ -81,6 +80,15 @@ def _launch(directory: str, config: dict, steps: int) -> list[tuple[float, dict[
     if done.returncode:
         raise RuntimeError(done.stdout[-4000:])
     return samples
+
+
+def _ranks(directory: str) -> dict[int, int]:
+    """{rank: its process}, as the job's driver knows them by now."""
+    try:
+        status = json.loads(Path(directory, "job", "status.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return {one["rank"]: one["pid"] for one in status["ranks"] if one["pid"]}
 
 
 def measure(base: str, dataset: str, layout: str) -> dict:
