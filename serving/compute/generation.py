@@ -57,6 +57,8 @@ class Generation:
     @cached_property
     def outputs(self) -> Outputs:
         """Columns of the model's predictions."""
+        if isinstance(self.model, RemoteModel):  # it writes no file that names its decision
+            return Outputs(task=self.model.task, labels=self.model.labels)
         return outputs_of(self.model)
 
     @cached_property
