@@ -152,10 +152,14 @@ def _of_configuration(config: Config) -> Any:
 
 
 def _find(job: str | None, config: str | None, overrides: list[str] | None) -> Any:
+    return find(job, _checked(job, config, overrides))
+
+
+def _checked(job: str | None, config: str | None, overrides: list[str] | None) -> Config | None:
+    """The configuration that a command about a job names, if the policies allow both."""
     if job is not None and not _is_id(job):
         allowed(("JOB", "path", job))
-    checked = load(config, overrides) if config is not None or overrides else None
-    return find(job, checked)
+    return load(config, overrides) if config is not None or overrides else None
 
 
 @app.command()
@@ -232,7 +236,8 @@ def status(
     job: Job = None, config: ConfigPath = None, set: Overrides = None, json: AsJson = False
 ) -> None:
     """Show a job: state, ranks, step, loss, time left, last checkpoint, restarts."""
-    trained = _of_train(job, config, set)
+    checked = _checked(job, config, set)
+    trained = _of_train(job, checked)
     if trained is not None:
         from howdah.training.run.status import lines
 
@@ -240,11 +245,11 @@ def status(
         return
     from howdah.jobs.status.text import status_lines
 
-    status = _find(job, config, set).status()
+    status = find(job, checked).status()
     answer(status, json, status_lines(status))
 
 
-def _of_train(job: str | None, config: str | None, set: list[str] | None) -> Any:
+def _of_train(job: str | None, config: Config | None) -> Any:
     """The status of a run directory that no job has, or none any more; None: a job has it, or it is
     not a run."""
     from howdah.jobs import record
@@ -252,12 +257,8 @@ def _of_train(job: str | None, config: str | None, set: list[str] | None) -> Any
 
     if job is not None and _is_id(job):
         return None
-    if job is not None:
-        allowed(("JOB", "path", job))
-        directory = job
-    elif config is not None or set:
-        directory = load(config, set).run.directory
-    else:
+    directory = job or (config and config.run.directory)
+    if directory is None:
         return None
     submitted = record.read(directory)
     if submitted is None or _continued_by_train(directory, submitted.submitted):
@@ -316,7 +317,8 @@ def kill(
     json: AsJson = False,
 ) -> None:
     """End a job or a server, and wait until it has ended."""
-    trained = _of_train(job, config, set)
+    checked = _checked(job, config, set)
+    trained = _of_train(job, checked)
     if trained is not None and trained["state"] == "RUNNING":
         raise UsageError(
             "a `howdah train` has this run directory, and not a job",
@@ -324,7 +326,7 @@ def kill(
             got=f"attempt {trained['attempt']} on {trained['host']}",
             remedy="end that command: Ctrl-C in its terminal, or SIGTERM to it",
         )
-    application = _find(job, config, set)
+    application = find(job, checked)
     state = application.kill(save=save, save_seconds=save_seconds, progress=say)
     answer({"application": application.id, "state": state}, json, [f"{application.id} is {state}"])
 

@@ -134,7 +134,6 @@ def forget(
     """
     if not (dataset or runs or models or files):
         raise UsageError("give at least one of --dataset, --runs, --models, --files")
-    from howdah import storage
     from howdah.config.model import RunSection
     from howdah.etl.history import forget as forgetting
 

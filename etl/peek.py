@@ -193,8 +193,8 @@ def _rows(one: Sample, data: DataSection) -> Iterator[tuple[str | None, ...]]:
     if columns.text_pair is not None:
         sides.append(one.texts(columns.text_pair))
     listed = [name.strip() for name in data.labels or ()]
-    given = one.column(columns.label, lists=data.task == "multi_label")
-    for *texts, label, lack, key in zip(*sides, given, lacks, keys, strict=True):
+    label_texts = one.column(columns.label, lists=data.task == "multi_label")
+    for *texts, label, lack, key in zip(*sides, label_texts, lacks, keys, strict=True):
         both = [columns.separator.join(parts) for parts in texts]
         text = joined(*both) if len(both) > 1 else both[0]
         if label is not None and one.form == "jsonl" and label.strip() not in listed:

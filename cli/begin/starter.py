@@ -67,8 +67,9 @@ def _with_partitions(sample: Sample, source: Source, options: CsvOptions) -> Sam
     if not records.directories(sample.path, source.root):
         return sample
     firsts = {storage.parent(entry.path): entry.path for entry in reversed(source.files)}
-    paths = list(reversed(firsts.values()))[:_MOST_PARTITIONS]
-    samples = [peek.sample(path, source.kind, options, source.root) for path in paths]
+    _, *paths = list(reversed(firsts.values()))[:_MOST_PARTITIONS]
+    others = (peek.sample(path, source.kind, options, source.root) for path in paths)
+    samples = [sample, *others]
     rows = [row for one in samples for row in one.rows]
     return replace(sample, path=source.root or sample.path, rows=rows, whole=False)
 

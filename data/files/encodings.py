@@ -36,8 +36,6 @@ def explained(paths: Sequence[str], encoding: str) -> str | None:
             answer = _of_lines(lines)
             if answer is False:
                 return None
-            if answer is True and not _is_western(lines):
-                return None
             invalid = invalid or answer is True
     return _OTHER if invalid else None
 
@@ -69,7 +67,7 @@ def sniffed(begin: bytes) -> str | None:
     lines = lines[:-1] if len(lines) > 1 else lines  # the last one may be cut in a character
     answer = _of_lines(lines)
     if answer is not False:
-        return _OTHER if answer and _is_western(lines) else None
+        return _OTHER if answer else None
     try:
         b"\n".join(lines).decode()
     except UnicodeDecodeError:
@@ -127,8 +125,8 @@ def _is_western(lines: Sequence[bytes]) -> bool:
 
 
 def _of_lines(lines: Sequence[bytes]) -> bool | None:
-    """True: there are lines that decode in the other character set alone, and none in UTF-8 beyond
-    ASCII. None: all lines are ASCII. False: neither."""
+    """True: there are lines that decode in the other character set alone and look like it, and none
+    in UTF-8 beyond ASCII. None: all lines are ASCII. False: neither."""
     explained = None
     for line in lines:
         if line.isascii():
@@ -140,4 +138,4 @@ def _of_lines(lines: Sequence[bytes]) -> bool | None:
         except UnicodeDecodeError:
             return False
         explained = True
-    return explained
+    return False if explained and not _is_western(lines) else explained

@@ -186,6 +186,12 @@ def scalar(value: Value) -> Value:
     return value
 
 
+def array_text(values: list[Value]) -> str:
+    """An array as JSON, with its truth values as texts."""
+    plain = [scalar(one) for one in values]
+    return json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
+
+
 def kinds(path: str, names: Collection[str], most: int | None) -> dict[str, Kind] | None:
     """What columns hold in the first records of a file; without those that no record has.
 

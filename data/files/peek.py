@@ -10,7 +10,6 @@ from __future__ import annotations
 import codecs
 import io
 import itertools
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -82,21 +81,21 @@ class Sample:
         Args:
             lists: an array is a value too, as JSON.
         """
-        if not lists:
-            return [next(iter(values), None) for values in self.texts([name])]
         values = (json_rows.field(row, name) for row in self.rows)
-        return [_json_text(one) if isinstance(one, list) else self._text(one) for one in values]
+        return [
+            _array_text(one) if lists and isinstance(one, list) else self._text(one)
+            for one in values
+        ]
 
     @staticmethod
     def _text(value: Any) -> str | None:
         return None if isinstance(value, list | dict) else ids.text(json_rows.scalar(value))
 
 
-def _json_text(values: list[Any]) -> str:
-    """An array as data/spark/text_rows.py has it: JSON of texts."""
-    texts = (one if isinstance(one, list | dict) else json_rows.scalar(one) for one in values)
-    plain = [one if isinstance(one, list | dict) else ids.text(one) for one in texts]
-    return json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
+def _array_text(values: list[Any]) -> str:
+    """An array as JSON; Parquet's values, which may be dates, become texts first."""
+    plain = (one if isinstance(one, list | dict) else ids.text(one) for one in values)
+    return json_rows.array_text(list(plain))
 
 
 def sample(path: str, form: str, options: CsvOptions, root: str | None = None) -> Sample:

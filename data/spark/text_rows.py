@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from howdah.config.data import CsvOptions
-from howdah.data.files import quotes, records
+from howdah.data.files import json_rows, quotes, records
 from howdah.data.files.quotes import Quotes
 from howdah.data.files.records import Part, TextForm
 from howdah.spark.errors import crossing
@@ -252,7 +252,7 @@ class _Chunk:
         for at, name in enumerate(self._columns.names):
             value = row[at]
             if isinstance(value, list) and name in self._columns.lists:
-                row[at] = value = _json_text(value)
+                row[at] = value = replaced(json_rows.array_text(value))
             if isinstance(value, list | dict):
                 kind = "an array" if isinstance(value, list) else "an object"
                 row[at] = None
@@ -268,10 +268,3 @@ class _Chunk:
 
 def _where(line: int) -> str:
     return f"line {line}: " if line else ""
-
-
-def _json_text(values: list[Any]) -> str:
-    """An array as JSON: numbers are texts already, and truth values become some."""
-    words = {True: "true", False: "false"}
-    plain = [words[value] if isinstance(value, bool) else value for value in values]
-    return replaced(json.dumps(plain, ensure_ascii=False, separators=(",", ":")))

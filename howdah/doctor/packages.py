@@ -139,8 +139,7 @@ def horovod_carries(framework: str, *, gpu: bool) -> bool:
     library = (horovod_libraries() or {}).get(framework)
     if library is None or not gpu or framework != "torch":
         return library is not None
-    elf_file = elf.read(library)
-    return elf_file is not None and any(name.startswith("libnccl") for name in elf_file.needed)
+    return elf.needs(library, "libnccl")
 
 
 def require_torch_job(config: Config) -> None:

@@ -46,6 +46,12 @@ def read(path: str) -> Elf | None:
             return None  # cut off, or not an ELF file behind its magic number
 
 
+def needs(path: str, library: str) -> bool:
+    """True if the file needs a library whose name begins so."""
+    elf_file = read(path)
+    return elf_file is not None and any(name.startswith(library) for name in elf_file.needed)
+
+
 def _read(file: ELFFile) -> Elf | None:
     if file.elfclass != 64 or not file.little_endian:
         return None

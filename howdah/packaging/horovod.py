@@ -125,9 +125,9 @@ def _in(directory: str, framework: str, version: str) -> Horovod | None:
     library = _library(directory, framework)
     if library is None:
         return None
-    elf_file = elf.read(library)
-    gpu = elf_file is not None and any(name.startswith("libnccl") for name in elf_file.needed)
-    return Horovod(directory=directory, version=version, library=library, gpu=gpu)
+    return Horovod(
+        directory=directory, version=version, library=library, gpu=elf.needs(library, "libnccl")
+    )
 
 
 def _installed(framework: str) -> Horovod | None:

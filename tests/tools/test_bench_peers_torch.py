@@ -31,7 +31,7 @@ def test_the_plain_loop_trains_a_model_that_computes_dropout(tiny_dataset, tiny_
     ("visible", "seen"), [(None, "0"), ("2,3", "2"), ("GPU-a,GPU-b", "GPU-a"), ("", ""), ("-1", "")]
 )
 def test_the_trainer_sees_one_gpu_and_takes_one_batch_a_step(monkeypatch, visible, seen):
-    """Of two it would make nn.DataParallel, with the batch on each."""
+    """With two GPUs it would make nn.DataParallel, with the batch on each."""
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
     if visible is None:

@@ -183,8 +183,8 @@ def sections(defaults: Mapping[str, Any]) -> dict[str, Any]:
 
     A field that is a key of the configuration (job.on) stands in its section there.
     """
-    own = {name for name in OWN if "." not in name}
-    return {name: value for name, value in defaults.items() if name not in own}
+    beside = {name for name in OWN if "." not in name}
+    return {name: value for name, value in defaults.items() if name not in beside}
 
 
 # ------------------------------------------------------------------------------- what was sent

@@ -144,7 +144,7 @@ def test_a_run_that_howdah_train_has_continued_is_no_job_any_more(tmp_path, vict
     for count, continued in ((1, False), (2, True)):
         run = {"run_id": "r", "status": "running", "attempts": attempts[:count]}
         (tmp_path / "run" / "run.json").write_text(json.dumps(run))
-        status = commands._of_train(str(tmp_path / "run"), None, None)
+        status = commands._of_train(str(tmp_path / "run"), None)
         assert (status is not None) == continued
     lock = RunLock(str(tmp_path / "run"), ".lock", "run")
     lock.take()
