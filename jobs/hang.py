@@ -49,7 +49,8 @@ class View:
     silent_seconds: float
     """Age of its last report in seconds."""
     awake: bool = False
-    """It has used a processor since its last report: it computes, and holds Python's lock."""
+    """It has used a processor since its last report, and is not stopped: it computes, and holds
+    Python's lock."""
     busy: bool = False
     """It has used a processor since its last progress."""
     stopped: bool = False

@@ -123,6 +123,7 @@ class Member:
         since_progress = self.beat.get("idle_cpu_seconds", 0.0) + since_beat
         # State R: its main thread has work, even if other processes leave it hardly any CPU time.
         runs = self.kernel.get("state") == "R"
+        stopped = self.kernel.get("state") in ("T", "t")
         return View(
             member=self.id,
             rank=self.rank if self.rank is not None else -1,
@@ -130,9 +131,10 @@ class Member:
             phase_seconds=self.beat.get("phase_seconds", 0.0) + age,
             idle_seconds=idle,
             silent_seconds=age,
-            awake=runs or since_beat > _BUSY_SHARE * age,
+            # One that is stopped may have computed for a second after its last report.
+            awake=not stopped and (runs or since_beat > _BUSY_SHARE * age),
             busy=runs or since_progress > _BUSY_SHARE * idle,
-            stopped=self.kernel.get("state") in ("T", "t"),
+            stopped=stopped,
             step_seconds=self.step.get("step_seconds") or 0.0,
         )
 

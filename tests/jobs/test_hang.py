@@ -94,3 +94,12 @@ def test_a_rank_that_computes_is_distinguished_from_one_whose_threads_use_the_pr
     assert member.view(230.0).awake
     member.reported(report(age=40.0, letter="R", idle_seconds=60.0), 300.0)
     assert member.view(300.0).awake and member.view(300.0).busy  # on a node with too much work
+
+
+def test_a_rank_stopped_right_after_a_second_of_computing_is_not_awake():
+    member = Member("m", "n", {}, contact=0.0)
+    member.begin_process(10.0)
+    member.reported(report(age=0.0, phase="wait"), 100.0)
+    member.reported(report(age=4.0, phase="wait", letter="T", cpu=6.0), 104.0)
+    assert not member.view(104.0).awake
+    assert hang.stands_still(member.view(104.0), 3.0, 3.0).startswith("stopped by a signal for 4 s")

@@ -181,7 +181,7 @@ def test_hyperband_prunes_what_is_worse_than_the_others_of_its_bracket(
     # Three brackets judge for the first time after 1, 3 and 9 evaluations. The first trial of each
     # has no other to fall behind.
     last_evaluations = evaluated(config, losses, 9, **hyperband)
-    assert last_evaluations == [None, None, 1, 9, 1, 1, 1, 1, None, 1, 3, 9]
+    assert last_evaluations == [None, None, 1, 1, 3, 1, 3, None, 3, 9, 1, 1]
     better_each_time = evaluated(config, losses[::-1], 9, **hyperband, storage="other.journal")
     assert better_each_time == [None] * 12
 
