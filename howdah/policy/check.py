@@ -19,7 +19,7 @@ from howdah.policy.rules import ANY, Policy
 
 DECIDED = frozenset(
     {
-        "run.directory", "data.spark.master", "data.partitions", "data.append.enabled",
+        "run.directory", "job.on", "data.spark.master", "data.partitions", "data.append.enabled",
         "data.append.frozen", "data.append.part", "model.init_from", "gate.better_than_published",
     }
 )  # fmt: skip

@@ -263,6 +263,10 @@ def test_the_untouched_form_passes_the_strictest_policy_with_whatever_defaults()
     judge = Judge(policies.from_dict({"keys": []}), env={})
     made = trigger_form.config({"data.spark.master": None}, on="yarn", judge=judge)
     assert made["data"]["spark"]["master"] == "yarn"  # where training runs: not sent
+    for cluster in trigger_form.CLUSTERS:  # as the Connection says
+        decided = {"job.on": cluster}
+        made = trigger_form.config({}, on=cluster, overrides=decided, judge=judge)
+        assert made["job"]["on"] == cluster
 
 
 def test_what_was_not_sent_is_as_in_the_defaults():
@@ -282,6 +286,7 @@ def test_what_was_not_sent_is_as_in_the_defaults():
         ({"data.spark.master": "local[*]"}, "keys"),
         ({"run.user": None}, "keys"),
         ({"np": 3}, "keys"),
+        ({"job.on": "local"}, "keys"),
         ({"approval": True}, "keys"),
         ({"data.shard_bytes": "2 MiB"}, "keys"),
         ({"data.source": "/etc/passwd"}, "roots"),

@@ -80,7 +80,7 @@ def test_every_mark_has_a_rule():
     assert named_by(dict(configs.keys())["data.spark.conf"]) == "setting"
     assert named_by(dict(configs.keys())["job.env"]) == "variable"
     decided = {
-        "run.directory", "data.spark.master", "data.partitions", "data.append.enabled",
+        "run.directory", "job.on", "data.spark.master", "data.partitions", "data.append.enabled",
         "data.append.frozen", "data.append.part", "model.init_from", "gate.better_than_published",
     }  # fmt: skip
     assert decided == DECIDED

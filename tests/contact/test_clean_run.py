@@ -111,7 +111,10 @@ def test_the_etl_prints_what_it_did(place):
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(("framework", "np"), [("torch", 1), ("tensorflow", 1), ("torch", 2)])
+@pytest.mark.parametrize(
+    ("framework", "np"),
+    [pytest.param("torch", 1, marks=pytest.mark.full), ("tensorflow", 1), ("torch", 2)],
+)
 def test_training_prints_what_it_does(place, framework, np):
     comm = ("--set", "training.comm=torch") if np > 1 else ()
     lines = howdah(

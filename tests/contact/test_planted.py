@@ -85,7 +85,7 @@ def project(tmp_path, tiny_dataset, tiny_model_dir):
     [
         ("1", "auto"),
         pytest.param("2", "torch", marks=mpi),
-        pytest.param("2", "horovod", marks=mpi),
+        pytest.param("2", "horovod", marks=[mpi, pytest.mark.full]),
     ],
 )
 def test_train(project, np, comm):

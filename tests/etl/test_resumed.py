@@ -108,7 +108,7 @@ def some_rows(tmp_path):
     [
         (version, "_balanced"),
         pytest.param(shards, "plan_shards", marks=pytest.mark.full),
-        (shards, "write"),
+        pytest.param(shards, "write", marks=pytest.mark.full),
         pytest.param(pipeline, "commit", marks=pytest.mark.full),
     ],
 )
@@ -130,7 +130,7 @@ def test_a_run_goes_on_from_what_a_killed_one_had_whole(
     assert not [e for e in storage.list_dir(result.path) if e.is_dir and "scratch" in e.name]
 
 
-@pytest.mark.parametrize("most", [16, 2])
+@pytest.mark.parametrize("most", [16, pytest.param(2, marks=pytest.mark.full)])
 def test_a_run_encodes_only_the_pieces_that_a_killed_one_had_not(
     spark, tmp_path, tiny_model_dir, monkeypatch, many, most
 ):

@@ -255,6 +255,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.full
 def test_the_full_matrix_goes_on_where_it_stopped(runner, capfd):
     """What passed is left out, whatever ended the run before it; of other sources nothing is."""
     write(
@@ -285,6 +286,7 @@ def test_the_full_matrix_goes_on_where_it_stopped(runner, capfd):
     assert (runner.ROOT / "runs.log").read_text() == "a b,c,a b,c,"
 
 
+@pytest.mark.full
 def test_a_changed_test_file_counts_for_its_own_tests_and_those_that_import_it(runner, capfd):
     (runner.ROOT / "tests" / "__init__.py").touch()
     write(runner, "test_a.py", "def test_one(): pass\n")
@@ -354,6 +356,7 @@ def test_a_changed_page_counts_for_the_tests_that_read_pages(runner, capfd, monk
         assert f"{before} of them before" in out
 
 
+@pytest.mark.full
 def test_a_changed_test_file_counts_for_the_tests_that_read_test_files(runner, capfd, monkeypatch):
     monkeypatch.setattr(runner, "READ_TESTS", ("tests/test_a.py",))
     write(runner, "test_a.py", "def test_one(): pass\n")
@@ -382,7 +385,7 @@ def test_a_test_is_passed_when_its_fixtures_have_ended_well(runner):
     assert list(passed) == ["tests/test_a.py::test_four"]
 
 
-@pytest.mark.parametrize("words", [["--beside"], []])
+@pytest.mark.parametrize("words", [["--beside"], pytest.param([], marks=pytest.mark.full)])
 def test_the_full_matrix_runs_two_groups_at_a_time_if_it_is_asked_to(runner, words):
     text = "import pathlib\n@pytest.mark.full\n@pytest.mark.{}\ndef test_one(): {}\n"
     write(runner, "test_a.py", text.format("mpi", "pathlib.Path('one').touch()"))

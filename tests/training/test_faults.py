@@ -86,7 +86,7 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_from_a_whole_checkpoint(star
         finish(start, framework, kind, newest)
 
 
-@pytest.mark.parametrize("elastic", [True, False])
+@pytest.mark.parametrize("elastic", [True, pytest.param(False, marks=pytest.mark.full)])
 @pytest.mark.parametrize(("framework", "kind"), jobs(("torch", "torch")))
 def test_a_killed_rank_is_replaced(start, framework, kind, elastic):
     """An elastic job goes on from memory, one of a fixed size from its newest checkpoint."""

@@ -132,7 +132,9 @@ def test_a_cluster_whose_head_is_lost_ends_the_job(
     ray_cluster, tmp_path, tiny_dataset, tiny_model_dir
 ):
     with ray_job(ray_cluster, tmp_path, tiny_dataset, tiny_model_dir, "torch") as job:
-        ranks = [psutil.Process(rank["pid"]) for rank in job.trains(2, seconds=200)["ranks"]]
+        job.trains(2, seconds=200)
+        status = job.wait(lambda s: s["last_checkpoint"], "a checkpoint", 200)
+        ranks = [psutil.Process(rank["pid"]) for rank in status["ranks"]]
         ray_cluster.kill(ray_cluster.head)
         wait_until(lambda: job.driver.poll() is not None, 180)
         gone(ranks)

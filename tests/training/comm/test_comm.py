@@ -21,9 +21,9 @@ from tests.runs.training_runs import LAUNCH_SECONDS, ROOT, launcher
 
 # The default pairs; `make test-all` runs the others.
 WORLDS = [
-    pytest.param("torch", "mpirun", 2, marks=pytest.mark.mpi),
     pytest.param("tensorflow", "horovodrun", 2, marks=pytest.mark.mpi),
     pytest.param("torch", "torchrun", 3, marks=pytest.mark.mpi),
+    pytest.param("torch", "mpirun", 2, marks=[pytest.mark.mpi, pytest.mark.full]),
     pytest.param("torch", "torchrun", 2, marks=[pytest.mark.mpi, pytest.mark.full]),
     pytest.param("torch", "horovodrun", 2, marks=[pytest.mark.mpi, pytest.mark.full]),
     pytest.param("tensorflow", "mpirun", 2, marks=[pytest.mark.mpi, pytest.mark.full]),
