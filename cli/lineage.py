@@ -40,11 +40,12 @@ def lineage(
     --config gives what is left out: its data.dataset, publish.directory, and runs beside its own.
     """
     subjects = [("ID", row), ("--dataset", None if row else dataset), ("--model", model)]
-    if sum(value is not None for _, value in subjects) != 1 and not (config and row is None):
+    named = [name for name, value in subjects if value is not None]
+    if len(named) > 1 or not (named or config):
         raise UsageError(
             "what of?",
             expected="ID, --dataset or --model, one of them",
-            got=", ".join(name for name, value in subjects if value is not None) or "none of them",
+            got=", ".join(named) or "none of them",
         )
     for option, paths in (("--dataset", dataset), ("--runs", runs), ("--models", models)):
         allowed(*((option, "path", path) for path in paths or []))

@@ -18,7 +18,7 @@ POLICY, _ = policy.in_force()
 DOC = """
 Fine-tunes a DistilBERT, BERT or RoBERTa: **check** the values that were sent, **preflight**,
 **etl** (Spark; an unchanged dataset is not written again, and without `data.source` the existing
-one is used), **train** (on this machine by the launcher, or on YARN), **evaluate** the export,
+one is used), **train** (on this machine, or on YARN), **evaluate** the export,
 **gate**, **approve** (only with the param `approval`), **publish**, **teardown**.
 
 A retried or cleared task resumes: the run directory belongs to the DAG run. Fields are the keys of

@@ -63,7 +63,7 @@ def params(policy: Policy | None = None) -> dict[str, Param]:
         ),
         "spark": Param(
             spark, "Settings of Spark, the keys of data.spark: queue,"
-            " executors, executor_memory, executor_cores, staging, conf ...",
+            " executors, executor_memory, executor_cores, conf ...",
             type=["object", "null"], **fixed,
         ),
         "overwrite": Param(

@@ -282,3 +282,11 @@ def test_predict_and_lineage_take_the_name_without_a_configuration(
     with open(f"out-{address.replace('/', '-')}.jsonl") as file:
         assert json.loads(file.readline())["run_id"] == f"run-{number}"
     os.remove(f"out-{address.replace('/', '-')}.jsonl")
+
+
+@pytest.mark.parametrize("more", [[], ["--config", "run.yaml"]])
+def test_lineage_is_of_one_thing(local, monkeypatch, capsys, more):
+    monkeypatch.chdir(local)
+    arguments = ["model", "lineage", "--model", "zoo", "--dataset", "datasets/zoo", *more]
+    code, output = howdah(capsys, monkeypatch, *arguments)
+    assert code == 2 and "--dataset, --model" in output.err
