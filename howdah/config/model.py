@@ -147,8 +147,8 @@ class TrainingSection(Section):
     comm: Rare[CommChoice] = "auto"
     """Library that carries sums between ranks: horovod, or torch for torch.distributed (framework
     torch only). auto: torch.distributed where torchrun or a similar launcher has started the ranks
-    (RANK, WORLD_SIZE, MASTER_ADDR), or where torch is installed without Horovod; else Horovod. A
-    run may continue with another one."""
+    (RANK, WORLD_SIZE, MASTER_ADDR), where torch is installed without Horovod, or, for GPUs, with a
+    Horovod built without NCCL; else Horovod. A run may continue with another one."""
     parallel: ParallelSection = ParallelSection()
     """How the state of a model is divided among ranks."""
     gradient_compression: Rare[Literal["none", "bf16", "int8", "auto"]] = "none"
