@@ -20,7 +20,8 @@ from howdah import redact, storage
 from howdah.core.activity import Progress
 from howdah.core.user import user_and_host
 from howdah.data.lineage import forgotten as marks
-from howdah.data.manifest import MANIFEST, Dataset, load_dataset, newest
+from howdah.data.lineage.shards import versions as versions_below
+from howdah.data.manifest import MANIFEST, Dataset, newest
 from howdah.errors import DataError, NotFound
 from howdah.etl.history import artefacts, in_dataset, rewrite, trained
 from howdah.etl.history.mentions import NOTHING, Targets
@@ -287,9 +288,7 @@ def _versions(root: str) -> list[Dataset]:
             expected="the dataset's directory, with its versions v=<hash>",
             remedy=f"give {storage.parent(root)}",
         )
-    entries = [e for e in storage.list_dir(root) if e.is_dir and e.name.startswith("v=")]
-    whole = [e.path for e in entries if storage.exists(storage.join(e.path, MANIFEST))]
-    return [load_dataset(path) for path in whole]
+    return versions_below(root)
 
 
 def _of_version(

@@ -120,6 +120,12 @@ def versions(root: str) -> int:
     )
 
 
+def test_a_dataset_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(DataError, match="there is no dataset") as caught:
+        forget.survey(["x"], datasets=[str(tmp_path / "nope")])
+    assert caught.value.where == str(tmp_path / "nope")
+
+
 def test_shards_of_versions_before_are_found_and_stay_when_it_is_swept(root):
     staging.sweep(root)
     ids = ids_of(load_dataset(root))
