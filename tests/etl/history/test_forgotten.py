@@ -75,7 +75,7 @@ def test_a_row_whose_own_id_ends_in_a_number_is_no_copy(spark, tmp_path):
 
 
 @pytest.mark.full
-def test_the_same_source_makes_another_version_without_them_and_keep_takes_them(
+def test_the_same_source_makes_another_version_without_them(
     spark, tmp_path, tiny_model_dir
 ):
     rows = new_rows("a", 24, 1)
@@ -89,5 +89,3 @@ def test_the_same_source_makes_another_version_without_them_and_keep_takes_them(
     assert "a-3" not in places_of(after) and len(places_of(after)) == 23
     assert after.manifest.quality["drops"] == {"forgotten": 1}
     assert run(make_config(tmp_path, tiny_model_dir, **settings))[0].unchanged
-    kept, _ = run(make_config(tmp_path, tiny_model_dir, **settings, forgotten="keep"))
-    assert kept.hash == before.hash and "a-3" in places_of(kept)
