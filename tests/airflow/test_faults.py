@@ -72,7 +72,7 @@ def test_a_training_outlives_its_triggerer_and_is_followed_by_its_log_and_links(
     task.trains()
     task.wait(lambda: rank_0s_lines(task.log()), "lines of rank 0 in the task's log")
     # The values are the Connection's.
-    assert any("-m\0training\0" in words for words in task.having_secrets())
+    assert any("-m\0howdah.training\0" in words for words in task.having_secrets())
     links = task.airflow.links(task.dag, task.run, TASK)
     urls = tasks.manager.urls[0]
     assert links["YARN application"] == f"{urls}/cluster/app/{application}"

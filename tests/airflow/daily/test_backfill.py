@@ -159,7 +159,10 @@ def test_ten_days_are_appended_trained_and_published_in_order_whatever_is_killed
     for day in DAYS:
         scored = airflow.xcom("fill_daily", runs[day]["dag_run_id"], "score")
         (one,) = scored["partitions"]
-        assert (one["partition"], one["state"]) == (f"ds={day}", "scored")
+        tries = airflow.task("fill_daily", runs[day]["dag_run_id"], "score")["try_number"]
+        # A try that Airflow gave up may have scored it before: the next one leaves it alone.
+        assert one["state"] == "scored" or (tries > 1 and one["state"] == "skipped")
+        assert one["partition"] == f"ds={day}"
         assert one["rows"] == (240 if day == DAYS[0] else 24)
         assert scored["version"] == 10
         marker = f"{model}/scored/{TABLE}_scored/ds={day}/done.json"
