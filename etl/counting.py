@@ -137,15 +137,13 @@ def refuse_encoding(
     if not count or source.kind not in ("csv", "jsonl"):
         return
     parts = (source, *source.parts.values())
-    other = encodings.explained(
-        [entry.path for part in parts for entry in part.files],
-        data.csv.encoding if source.kind == "csv" else "UTF-8",
-    )
+    encoding = data.csv.encoding if source.kind == "csv" else "UTF-8"
+    other = encodings.explained([e.path for part in parts for e in part.files], encoding)
     if other is None:
         return
     if count > encodings.MOST_DROPPED * read:
-        raise encodings.refused(source.name, count, read, source.kind, other)
-    problem = encodings.problem(count, read, other)
+        raise encodings.refused(source.name, count, read, source.kind, other, encoding)
+    problem = encodings.problem(count, read, other, encoding)
     progress(f"{problem}: {encodings.remedy(source.kind, other)}")
 
 

@@ -104,7 +104,7 @@ def look(data: DataSection) -> Look | None:
             _add_guess(error, samples[-1])
             raise
         names = [name for _, name in sources.wanted(of_part)]
-        peek.refuse_encoding(samples[-1], names, encodings.MOST_DROPPED)
+        peek.refuse_encoding(samples[-1], names, encodings.MOST_DROPPED, data.csv.encoding)
     return _judged(source, samples, data)
 
 

@@ -28,8 +28,8 @@ def explained(paths: Sequence[str], encoding: str) -> str | None:
     A file that also has lines of valid UTF-8 beyond ASCII is a file of UTF-8 with broken lines. The
     first 64 MiB of up to eight files are looked at.
     """
-    if codec_of(encoding) not in ("utf-8-sig", "ascii"):
-        return None
+    if not is_unicode(encoding):
+        return "UTF-8" if _are_utf8(paths) else None
     invalid = False
     for path in paths[:_MOST_FILES]:
         for lines in _first_lines(path):
@@ -38,6 +38,24 @@ def explained(paths: Sequence[str], encoding: str) -> str | None:
                 return None
             invalid = invalid or answer is True
     return _OTHER if invalid else None
+
+
+def is_unicode(encoding: str) -> bool:
+    """True for UTF-8 and ASCII, in which texts of another character set do not decode."""
+    return codec_of(encoding) in ("utf-8-sig", "ascii")
+
+
+def _are_utf8(paths: Sequence[str]) -> bool:
+    """True if all lines are UTF-8, some of them beyond ASCII: by chance, others never are."""
+    beyond = False
+    for path in paths[:_MOST_FILES]:
+        for lines in _first_lines(path):
+            for line in lines:
+                if _is_utf8(line):
+                    beyond = True
+                elif not line.isascii():
+                    return False
+    return beyond
 
 
 def _first_lines(path: str) -> Iterator[list[bytes]]:
@@ -76,21 +94,30 @@ def sniffed(begin: bytes) -> str | None:
     return "UTF-8"
 
 
-def refused(where: str, count: int, rows: int, form: str, other: str) -> DataError:
-    """The error for a source of which too many rows are in another character set."""
+def refused(
+    where: str, count: int, rows: int, form: str, other: str, encoding: str = "UTF-8"
+) -> DataError:
+    """The error for a source of which too many rows are in another character set.
+
+    Args:
+        other: their character set.
+        encoding: the one that the source is read in.
+    """
+    remedies = remedy(form, other)
+    if is_unicode(encoding):
+        remedies += "; to drop these rows all the same, remove them from the source"
     return DataError(
         "the source is in another character set",
         where=where,
-        expected="UTF-8",
-        got=problem(count, rows, other),
-        remedy=f"{remedy(form, other)}; if the rows are to be dropped all the same, remove them"
-        " before",
+        expected=encoding,
+        got=problem(count, rows, other, encoding),
+        remedy=remedies,
     )
 
 
-def problem(count: int, rows: int, other: str) -> str:
+def problem(count: int, rows: int, other: str, encoding: str = "UTF-8") -> str:
     """What is wrong with rows that are in another character set."""
-    return f"{count:,} of {rows:,} rows are not UTF-8; all of them decode as {other}"
+    return f"{count:,} of {rows:,} rows are not {encoding}; all of them decode as {other}"
 
 
 def remedy(form: str, other: str) -> str:

@@ -321,18 +321,26 @@ def undecodable(one: Sample, names: Sequence[str]) -> int:
     return sum(any(map(SURROGATES.search, values)) for values in one.texts(names))
 
 
-def refuse_encoding(one: Sample, names: Sequence[str], most: float) -> None:
-    """Refuse a file where more than a share of the rows is in another character set.
+def refuse_encoding(one: Sample, names: Sequence[str], most: float, encoding: str) -> None:
+    """Refuse a file where more than a share of the rows is in another character set, and CSV of
+    UTF-8 that is read as anything else: every row decodes then, some into nonsense.
 
+    Args:
+        encoding: the one in which CSV is read.
     Raises:
         DataError: with the character set in which all of them decode.
     """
     if one.form not in ("csv", "jsonl"):
         return
-    count, rows = undecodable(one, names), len(one.rows)
-    other = encodings.sniffed(head(one.path, MOST)) if too_many(count, rows, most) else None
+    count, rows, other = undecodable(one, names), len(one.rows), None
+    if too_many(count, rows, most):
+        other = encodings.sniffed(head(one.path, MOST))
+    elif one.form == "csv" and not encodings.is_unicode(encoding):
+        count = sum(not "".join(values).isascii() for values in one.texts(names))
+        if count and encodings.sniffed(head(one.path, MOST)) == "UTF-8":
+            other = "UTF-8"
     if other is not None:
-        raise encodings.refused(one.path, count, rows, one.form, other)
+        raise encodings.refused(one.path, count, rows, one.form, other, encoding)
 
 
 # --------------------------------------------------------------------------------------- columns

@@ -182,7 +182,7 @@ def read_rows(
             root=files.root, remedy=remedy, progress=progress,
         )  # fmt: skip
         first = peek.sample(next(iter(form_files)), form, options)
-        peek.refuse_encoding(first, mapped(columns), most_undecodable)
+        peek.refuse_encoding(first, mapped(columns), most_undecodable, options.encoding)
         if line := first.stripped:
             progress(line)
     return _rows(files, Rows(columns), options)

@@ -109,6 +109,11 @@ WRONG = {
         ["another character set", "60 of 60 rows are not UTF-8",
          "data: {csv: {encoding: windows-1252}}"],
     ),
+    "UTF-8 read as windows-1252": (
+        lambda f: write(f / "m.csv", lines()), {"csv": {"encoding": "windows-1252"}},
+        ["another character set", "60 of 60 rows are not windows-1252; all of them decode as UTF-8",
+         "data: {csv: {encoding: UTF-8}}"],
+    ),
     "UTF-16": (
         lambda f: write(f / "m.csv", lines("\t").encode("utf-16")), {},
         [r'paste: data: {csv: {delimiter: "\t", encoding: UTF-16}}'],

@@ -326,6 +326,24 @@ def test_formats_of_everyday_are_refused_with_what_to_do(name, words, tmp_path):
         assert words in caught.value.remedy
 
 
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_utf_8_is_not_read_as_a_character_set_in_which_all_decodes(mark, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(f"{mark}no,text,label\n1,caf\u00e9,a\n", encoding="utf-8")
+
+    def texts(encoding: str) -> list[str]:
+        options = CsvOptions(encoding=encoding)
+        files = source_files(str(path))
+        rows = read_rows(files, Columns(), csv_options=options, id_required=False)
+        return [row.text for row in rows]
+
+    assert texts("UTF-8") == ["caf\u00e9"]
+    for encoding in ("windows-1252", "GBK"):
+        with pytest.raises(DataError, match="another character set") as caught:
+            texts(encoding)
+        assert "data.csv.encoding=UTF-8" in caught.value.remedy
+
+
 # --------------------------------------------------------------------------------------- in Spark
 def by_spark(spark, source: str, **data) -> list[tuple]:
     data.setdefault("columns", {"id": "id"})
