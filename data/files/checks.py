@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,7 +149,12 @@ def _hint(path: str, names: Sequence[str], columns: Sequence[str], options: CsvO
     """The end of a remedy, where the file's beginning tells what is wrong with the options."""
     update = peek.options_that_fit(path, columns, options)
     if update:
-        return f"; or paste: {flow({'data': {'csv': update}})}"
+        values = {key: flow({key: value}).partition(": ")[2] for key, value in update.items()}
+        sets = (shlex.quote(f"data.csv.{key}={value}") for key, value in values.items())
+        return (
+            f"; or paste: {flow({'data': {'csv': update}})} into the configuration, or add --set "
+            + " --set ".join(sets)
+        )
     other = peek.sniffed(path, options)
     header = records.csv_names(path, other)
     if len(header) > len(names):
