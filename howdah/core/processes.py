@@ -169,6 +169,16 @@ def is_named(file: IO, path: str) -> bool:
         return False
 
 
+def utf8_locale(env: Mapping[str, str]) -> bool:
+    """True if an environment's locale is of UTF-8: Java takes the names of files by it.
+
+    >>> utf8_locale({"LC_ALL": "C", "LANG": "C.UTF-8"}), utf8_locale({"LANG": "de_DE.utf8"})
+    (False, True)
+    """
+    name = env.get("LC_ALL") or env.get("LC_CTYPE") or env.get("LANG") or ""
+    return "UTF" in name.upper()
+
+
 @contextlib.contextmanager
 def environ(variables: Mapping[str, str | None]) -> Iterator[None]:
     """Inside, os.environ has these values (None: not set); afterwards the former ones."""

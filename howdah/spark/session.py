@@ -21,7 +21,7 @@ from typing import Any
 from howdah import storage
 from howdah.config.data import SparkOptions
 from howdah.core import threads
-from howdah.core.processes import environ, marked, stderr_without
+from howdah.core.processes import environ, marked, stderr_without, utf8_locale
 from howdah.doctor.checks import java_major
 from howdah.errors import ClusterError
 from howdah.packaging import spark_versions
@@ -414,6 +414,8 @@ def _environment(options: SparkOptions) -> Iterator[None]:
             else f"{before} -Dlog4j2.configurationFile={pathlib.Path(log).as_uri()}".strip(),
             "TOKENIZERS_PARALLELISM": "false",
         }
+        if not utf8_locale(os.environ):
+            variables["LC_ALL"] = "C.UTF-8"  # Java takes file names by it
         if is_local_master(options.master):
             # Local Python workers run this interpreter and import this package, installed or not.
             # They begin in this working directory, whose files are not to be imported.

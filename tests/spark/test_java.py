@@ -62,3 +62,17 @@ def test_a_temporary_directory_with_a_blank_names_the_log_settings_as_a_url(tmp_
     with session._environment(SparkOptions(master="local[1]")):
         (option,) = session.os.environ["SPARK_SUBMIT_OPTS"].split()
     assert "my%20tmp" in option
+
+
+@pytest.mark.parametrize(
+    ("locale", "javas"),
+    [({"LC_ALL": "C"}, "C.UTF-8"), ({"LANG": "POSIX"}, "C.UTF-8"), ({"LANG": "de_DE.utf8"}, None)],
+)
+def test_java_takes_names_of_files_as_utf_8(monkeypatch, locale, javas):
+    for name in ("LC_ALL", "LC_CTYPE", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in locale.items():
+        monkeypatch.setenv(name, value)
+    with session._environment(SparkOptions(master="local[1]")):
+        assert session.os.environ.get("LC_ALL") == javas
+    assert session.os.environ.get("LC_ALL") == locale.get("LC_ALL")
