@@ -162,9 +162,13 @@ def _require_model(state: State, name: str, version: str | None) -> list[Generat
 def _of_routing(request: Request, error: Any) -> Refusal:
     path = request.url.path[:200]
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
+        # Each method has a route of its own, of which the error names the first one's alone.
+        routes = [r for r in request.app.routes if r.path_regex.match(request.url.path)]
+        allowed = sorted({method for route in routes for method in route.methods})
         return WrongMethod(
-            f"{path} does not accept this method", expected=allowed, got=request.method[:20]
+            f"{path} does not accept this method",
+            expected=", ".join(allowed),
+            got=request.method[:20],
         )
     return UnknownRoute(
         "there is no such path", expected="a path that the page at / lists", got=path

@@ -213,6 +213,8 @@ def test_odd_texts_are_classified_or_have_an_error_of_their_own(server, text):
 def test_methods_and_heads_that_are_none(server):
     status, headers, answer = server.whole("/v1/classify", None, "GET")
     assert (status, headers["Allow"], answer["error_type"]) == (405, "POST", "WrongMethod")
+    for path, methods in (("/", "GET, HEAD, POST"), ("/health", "GET, HEAD")):
+        assert server.whole(path, None, "OPTIONS")[1]["Allow"] == methods
     for head in (b"GARBAGE\r\n\r\n", b"GET / HTTP/1.1\r\nX: " + b"a" * 100_000):
         assert b" 400 " in talk(server, head).partition(b"\r\n")[0]
 
