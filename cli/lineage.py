@@ -43,7 +43,7 @@ def lineage(
     named = [name for name, value in subjects if value is not None]
     if len(named) > 1 or not (named or config):
         raise UsageError(
-            "what of?",
+            "name one thing to look up",
             expected="ID, --dataset or --model, one of them",
             got=", ".join(named) or "none of them",
         )
@@ -62,7 +62,7 @@ def lineage(
         if model is None:
             datasets = datasets or [_root(checked.data.dataset)]
     if row is not None and not datasets:
-        raise UsageError("in which datasets?", expected="--dataset, or --config")
+        raise UsageError("name the datasets to look in", expected="--dataset, or --config")
     from howdah.config.options.publish import PublishSection
     from howdah.models.version import open_version
     from howdah.serving.registry import lineage as lines

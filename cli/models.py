@@ -236,7 +236,8 @@ def published(config: ConfigPath = None, set: Overrides = None, json: AsJson = F
     current = now and {"version": now["version"], "path": model.path_of(now["version"]),
                        **{key: now.get(key) for key in kept}}  # fmt: skip
     result = {"model": model.root, "versions": versions, "current": current}
-    lines = [f"{model.root}: {len(versions)} versions" if versions else f"{model.root}: none"]
+    count = f"{len(versions)} version{'s' if len(versions) > 1 else ''}"
+    lines = [f"{model.root}: {count if versions else 'none'}"]
     if current is not None:
         lines += [f"current: v={current['version']}, {current['published']}, {current['by']}"]
     answer(result, json, lines)
