@@ -174,10 +174,16 @@ from howdah.spark.session import session
 place = sys.argv[1]
 components.DRIVER_EDGES = 10
 
+def command(process):
+    try:
+        return process.cmdline()
+    except psutil.Error:  # it is ending
+        return []
+
 def executors():
     return [
         one for one in psutil.Process().children(recursive=True)
-        if any("CoarseGrainedExecutorBackend" in word for word in one.cmdline())
+        if any("CoarseGrainedExecutorBackend" in word for word in command(one))
     ]
 
 def kill_in_the_third(line):
