@@ -77,7 +77,8 @@ def runs(
     set: Overrides = None,
     json: AsJson = False,
 ) -> None:
-    """List the runs below a directory, the newest first, and write runs.html into it."""
+    """List the runs below a directory, the newest first, and write runs.html into it if there are
+    any."""
     if directory is None:
         config = usual(config)
         above = config is None and not set
@@ -89,10 +90,13 @@ def runs(
     rows = listing.listed(directory, state, sort, say=say)
     page = None
     try:
-        page = listing.write(directory, rows)
+        page = listing.write(directory, rows) if rows else None
     except HowdahError as error:  # another user's directory
         say(f"no page: {error.what} ({error.where})")
     value = {"directory": directory, "page": page, "runs": [listing.as_dict(row) for row in rows]}
+    if not rows:
+        answer(value, json, [f"{storage.absolute(directory)}: no runs"])
+        return
     answer(value, json, [*listing.lines(rows), *([f"page: {page}"] if page else [])])
 
 

@@ -26,7 +26,7 @@ from howdah.hadoop.resourcemanager import (
 from howdah.hadoop.web import current_user
 from howdah.jobs import record
 from howdah.jobs.application import Application
-from howdah.jobs.status.text import row
+from howdah.jobs.status.text import LISTING_SECONDS, row
 from howdah.models.runs import applications
 from howdah.models.runs.hours import of_application
 from howdah.yarn import logs, registry, server, spec
@@ -187,6 +187,7 @@ def directory_of(manager: ResourceManager, application: str) -> str | None:
         return None
 
 
+@storage.waiting_at_most(LISTING_SECONDS, once=True)
 def listed(manager: ResourceManager, *, user: str | None, finished: bool) -> list[dict[str, Any]]:
     """The rows of `howdah ps` for YARN: its reports, with the driver's status of running jobs.
 

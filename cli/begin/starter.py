@@ -52,11 +52,22 @@ def from_source(path: str) -> tuple[str, list[str]]:
         raise _without_rows(first, sample)
     sample = _with_partitions(sample, source, options)
     columns = peek.guessed(sample)
-    notes = []
+    numbers = ", ".join(peek.numeric(sample, columns.values()))
+    notes = [
+        f"the header names the column {name!r} {count} times: rename one of them"
+        for name, count in Counter(sample.names).items()
+        if count > 1
+    ]
+    if "text" not in columns:
+        notes.append(
+            "no column looks like a text: set data.columns.text to one of"
+            f" {', '.join(sample.names)} (of an object a field: a.b)"
+        )
     if "label" not in columns:
         notes.append(
             "no column looks like a label (from 2 to 100 values that repeat): set"
             f" data.columns.label to one of {', '.join(sample.names)}"
+            + (f"; for numbers, as in {numbers}, set data.task: regression too" if numbers else "")
         )
     return "\n".join(_lines(path, sample, options, columns)) + "\n", notes
 
@@ -133,8 +144,9 @@ def _lines(
     yield f"  {flow({'source': path})}"
     yield from _csv(options)
     yield "  columns:"
-    yield "    # Column of the text: the longest one."
-    yield f"    {flow({'text': columns['text']})}"
+    guess = ": the longest one" if "text" in columns else ", which no column looks like"
+    yield f"    # Column of the text{guess}."
+    yield f"    {flow({'text': columns.get('text', 'text')})}"
     counts = _counts(sample, columns)
     shown = ", ".join(flow({name: rows}) for name, rows in counts.most_common(5))
     yield f"    # Column of the label{': ' + shown if shown else ', which no column looks like'}."

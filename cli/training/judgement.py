@@ -9,6 +9,7 @@ from howdah import storage
 from howdah.cli.common import answer, cross_validate, load, pinned, say
 from howdah.config.metric_table import SHOWN
 from howdah.config.model import Config
+from howdah.config.options.publish import GateSection
 from howdah.core.terminal import as_table
 from howdah.errors import HowdahError
 from howdah.models.runs import record
@@ -34,7 +35,7 @@ def conclude(config: Config, publish: str) -> tuple[dict[str, Any], list[str]]:
         state = judged.verdict.state
         result |= judged.as_dict()
         lines = [judged.verdict.line, judged.line]
-    result["next"] = _next(state, publish)
+    result["next"] = _next(state, publish, config.gate)
     return result, [*lines, f"report: {result['report']}", f"next: {result['next']}"]
 
 
@@ -79,13 +80,26 @@ def _beside_the_model(config: Config, measured: dict[str, Any]) -> list[str]:
     return as_table([("split", "metric", "baseline", "model"), *table])
 
 
-def _next(state: str, publish: str) -> str:
+def _next(state: str, publish: str, gate: GateSection) -> str:
     if state == "good":
         return publish
     if state == "bad":
         return (
             "see the report for the labels and rows with the most errors; more rows, cleaner"
             " labels, more epochs (training.num_train_epochs) or another training.learning_rate"
-            f" may help. `{publish} --anyway` publishes it all the same"
+            f" may help. {_all_the_same(publish, gate)}"
         )
-    return f"{publish}, if that is good enough; more test rows make the verdict clearer"
+    return f"`{publish}` if that is good enough; more test rows make the verdict clearer"
+
+
+def _all_the_same(publish: str, gate: GateSection) -> str:
+    """How a model that is Not good is published: --anyway does so only where gate.* has no
+    bounds."""
+    others = ["gate.minimum"] if gate.minimum else []
+    others += ["gate.better_than_published"] if gate.better_than_published else []
+    if others:
+        baseline = ["gate.min_over_baseline"] if gate.min_over_baseline is not None else []
+        keys = " and ".join([*others, *baseline])
+        return f"`{publish}` publishes it only if it keeps the bounds of {keys}"
+    unbound = "" if gate.min_over_baseline is None else " --set gate.min_over_baseline=null"
+    return f"`{publish}{unbound} --anyway` publishes it all the same"

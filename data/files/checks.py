@@ -147,6 +147,9 @@ def _csv(looked: _Looked, columns: Sequence[Wanted]) -> Checked:
 
 def _hint(path: str, names: Sequence[str], columns: Sequence[str], options: CsvOptions) -> str:
     """The end of a remedy, where the file's beginning tells what is wrong with the options."""
+    commas = records.tsv_of_commas(path, names, options)
+    if commas is not None:
+        return f"; {commas}"
     update = peek.options_that_fit(path, columns, options)
     if update:
         values = {key: flow({key: value}).partition(": ")[2] for key, value in update.items()}

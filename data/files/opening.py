@@ -158,9 +158,16 @@ def open_bytes(path: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _whole(path: str, compressed: bool) -> Iterator[None]:
+    what = "the compressed file is damaged or incomplete"
+    if path.lower().endswith(".gz"):
+        what = "the gzip file is incomplete"
     try:
         yield
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+    except gzip.BadGzipFile as error:
+        reason = str(error)
+        if reason.startswith("Not a gzip"):  # its beginning, or what follows a whole member
+            what = "the file is not gzip, or has other bytes behind it"
+    except (EOFError, zlib.error) as error:
         reason = str(error)
     except OSError as error:  # bz2's and zstd's
         if not compressed or error.errno is not None:
@@ -168,9 +175,8 @@ def _whole(path: str, compressed: bool) -> Iterator[None]:
         reason = str(error)
     else:
         return
-    what = "the gzip file is incomplete" if path.lower().endswith(".gz") else None
     raise DataError(
-        what or "the compressed file is damaged or incomplete",
+        what,
         where=path,
         got=reason.splitlines()[0][:200] if reason else None,
         remedy="copy it again; if it is not compressed, name it without that ending",

@@ -36,6 +36,10 @@ _TEXT = ("text", "message", "body", "content", "comment", "review", "sentence", 
          "tweet", "document")  # fmt: skip
 _LABEL = ("label", "category", "class", "target", "topic", "intent", "sentiment", "tag", "type")
 _ID = re.compile(r"(?i:(.*[_\- ])?(id|key|uuid|guid))|.+I[dD]")
+_WORDS = re.compile(r"[^\W\d_]\s+[^\W\d_]")
+_NUMBER = re.compile(r"[-+]?\d+([.,]\d+)?(e[-+]?\d+)?", re.IGNORECASE)
+_OFTEN = 10
+"""Rows per value from which on a column is a label and no text, where nothing else tells."""
 _MOST_LABELS = 100
 """Largest number of different values that look like labels."""
 
@@ -348,12 +352,22 @@ def guessed(sample: Sample) -> dict[str, str]:
     """{text, label, id: column} of a file, by the columns' names and values.
 
     The text is the longest column, the label one of few values; without any such one, or an id,
-    they are left out.
+    they are left out. A name that a header has twice is none.
 
     Raises:
-        DataError: no column has a text.
+        DataError: no column has a text, or a .tsv has commas.
     """
-    values = {name: sample.column(name) for name in sample.names}
+    commas = records.tsv_of_commas(sample.path, sample.names, CsvOptions())
+    if sample.form == "csv" and commas is not None:
+        raise DataError(
+            "the source has one column",
+            where=sample.path,
+            expected="columns divided by tabs",
+            got=sample.names[0],
+            remedy=commas,
+        )
+    names = [name for name in sample.names if sample.names.count(name) == 1]
+    values = {name: sample.column(name) for name in (*_inside(sample), *names)}
     lengths = {}
     for name, column in values.items():
         present = [len(one) for one in column if one]
@@ -377,16 +391,52 @@ def guessed(sample: Sample) -> dict[str, str]:
             remedy="write it as a string: in Spark CAST(... AS STRING), in pandas"
             ' .str.decode("utf-8")',
         )
-    columns = {"text": text}
+    if _is_label(text, values[text]):
+        others = [name for name in values if name != text and _is_prose(values[name])]
+        text = max(others, key=lambda name: lengths[name], default="")
+    columns = {"text": text} if text else {}
     few = [name for name in values if name != text and _repeats(values[name])]
     if few:
         columns["label"] = next(iter(_by_name(few, _LABEL)), few[-1])
-    for name, column in values.items():
+    for name in names:
+        column = values[name]
         distinct = None not in column and len(set(column)) == len(column)
         if name not in columns.values() and _ID.fullmatch(name) and distinct:
             columns["id"] = name
             break
     return columns
+
+
+def numeric(sample: Sample, but: Iterable[str]) -> list[str]:
+    """The columns of numbers, other than `but`, that may be targets of a regression."""
+    others = [name for name in dict.fromkeys(sample.names) if name not in set(but)]
+    columns = {name: [one for one in sample.column(name) if one] for name in others}
+    return [
+        name
+        for name, present in columns.items()
+        if present and not _ID.fullmatch(name) and all(map(_NUMBER.fullmatch, present))
+    ]
+
+
+def _inside(sample: Sample) -> list[str]:
+    """Fields of objects, as `a.b`, that are read like columns."""
+    return list(dict.fromkeys(
+        f"{name}.{key}" for row in sample.rows for name, value in row.items()
+        if isinstance(value, dict) for key, inner in value.items() if isinstance(inner, str)
+    ))  # fmt: skip
+
+
+def _is_label(name: str, column: Sequence[str | None]) -> bool:
+    """True if a column is named like a label and repeats, or repeats few short values often."""
+    present, word = [one for one in column if one], name.strip().lower()
+    often = len(present) >= _OFTEN * len(set(present)) and not _is_prose(column)
+    return _repeats(column) and word not in _TEXT and (often or word in _LABEL)
+
+
+def _is_prose(column: Sequence[str | None]) -> bool:
+    """True if most values have several words."""
+    several = sum(bool(_WORDS.search(one)) for one in column if one)
+    return several > len(column) // 2
 
 
 def _by_name(names: Iterable[str], usual: Sequence[str]) -> list[str]:

@@ -42,9 +42,20 @@ class Part:
 
 
 def delimiter_of(path: str, options: CsvOptions) -> str:
-    """Field separator of a CSV file: a tab in a .tsv unless `options` differ from the comma."""
+    """Field separator of a CSV file: a tab in a .tsv unless `options` differ from the comma.
+
+    A comma that is set cannot be told from the default: configurations are written whole for jobs.
+    """
     tabs = ending(storage.name(path)) == ".tsv"
     return "\t" if tabs and options.delimiter == "," else options.delimiter
+
+
+def tsv_of_commas(path: str, names: Sequence[str], options: CsvOptions) -> str | None:
+    """What to do with a .tsv whose header has commas and no tab; None: it is another file."""
+    commas = options.header and len(names) == 1 and "," in names[0]
+    if not commas or delimiter_of(path, options) != "\t" or options.delimiter != ",":
+        return None
+    return "a .tsv is divided by tabs, and this header has commas and no tab: name the file .csv"
 
 
 def divisible(path: str, form: TextForm, options: CsvOptions) -> bool:

@@ -206,6 +206,9 @@ def refuse_rejects(read: int, drops: Mapping[str, int], data: DataSection) -> No
         if 2 * counted.get("wrong_encoding", 0) > rejected:
             remedy = "name the files' character set in data.csv.encoding (JSON and Parquet must be"
             remedy += " UTF-8: convert the files), or raise the fraction"
+        elif 2 * counted.get("bad_target", 0) > rejected:
+            remedy = "data.columns.label must be numbers with a decimal point, as 136.1: a decimal"
+            remedy += " comma (136,1) is replaced where the file is written; or raise the fraction"
         raise DataError(
             "too many rows are rejected",
             where="data.quality.max_reject_fraction",

@@ -75,7 +75,8 @@ class CsvOptions(Section):
     names: list[str] | None = None
     """Column names of a file without header; needs `header: false`."""
     delimiter: str = ","
-    """Field separator, one character. `\\t` is a tab."""
+    """Field separator, one character. `\\t` is a tab. In a file named .tsv a comma, the default,
+    also stands for a tab: name a file of commas .csv."""
     quote: Rare[str] = '"'
     """Quote character. If it is empty, quotes are part of the text."""
     escape: Rare[str | None] = None

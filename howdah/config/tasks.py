@@ -50,8 +50,14 @@ def check_data(data: DataSection) -> None:
     Raises:
         ValueError: with the key and what to do.
     """
-    paired = data.columns.text_pair is not None
-    task = data.task
+    columns, task = data.columns, data.task
+    paired = columns.text_pair is not None
+    of_texts = data.kind == "text" and data.format != "tfrecord"
+    if of_texts and columns.label in (*columns.text, *(columns.text_pair or ())):
+        raise ValueError(
+            f"columns.text and columns.label are the same column, {columns.label!r}: a model would"
+            " read what it has to predict; name two columns"
+        )
     if paired and data.kind == "image":
         raise ValueError("columns.text_pair is for texts: leave it out for kind image")
     if paired and data.format == "tfrecord":

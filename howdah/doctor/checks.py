@@ -7,6 +7,7 @@ import importlib.util
 import locale
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -191,12 +192,18 @@ def check_shared_memory(env: Mapping[str, str], path: str = "/dev/shm") -> Check
 
 def check_disk(env: Mapping[str, str]) -> Check:
     """Free space and write permission: the cache, temporary files and the working directory."""
+    temporary = env.get("TMPDIR")
+    absent = temporary and not os.path.isdir(temporary)  # Python ignores such a one
     directories = {
         "cache": cache_root(env),
-        "temporary files": env.get("TMPDIR") or tempfile.gettempdir(),
+        "temporary files": temporary if temporary and not absent else tempfile.gettempdir(),
         "working directory": os.getcwd(),
     }
     descriptions, worst, remedies = [], "ok", []
+    if absent:
+        descriptions.append(f"TMPDIR {temporary} is no directory")
+        remedies.append(f"mkdir -p {shlex.quote(temporary)}, or unset TMPDIR")
+        worst = "warn"
     for what, path in directories.items():
         existing = os.path.abspath(path)  # TMPDIR may be relative
         while not os.path.exists(existing):  # not created yet: check the directory above

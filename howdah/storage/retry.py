@@ -43,14 +43,21 @@ def limit_seconds() -> float:
 
 
 @contextlib.contextmanager
-def at_most(seconds: float) -> Iterator[None]:
-    """Inside, this thread waits for storage at most this long, whatever is configured."""
-    before = getattr(_of_thread, "most", float("inf"))
-    _of_thread.most = min(before, seconds)
+def at_most(seconds: float, *, once: bool = False) -> Iterator[None]:
+    """Inside, this thread waits for storage at most this long, whatever is configured.
+
+    Args:
+        once: a storage that has not answered inside is not called again: further calls fail at
+            once, as for a listing of many things on few storages.
+    """
+    before = getattr(_of_thread, "most", float("inf")), getattr(_of_thread, "away", None)
+    _of_thread.most = min(before[0], seconds)
+    if once and before[1] is None:
+        _of_thread.away = {}
     try:
         yield
     finally:
-        _of_thread.most = before
+        _of_thread.most, _of_thread.away = before
 
 
 def _configured_seconds() -> float:
@@ -76,11 +83,15 @@ def run(path: str, action: Callable[[], T]) -> T:
         path: a path on the storage.
         action: one attempt; safe to call again.
     Raises:
-        StorageUnavailable: that of the last attempt, with how long it was retried.
+        StorageUnavailable: that of the last attempt, with how long it was retried; or, where this
+            thread waits once for each storage, that of the earlier call.
     """
     limit = limit_seconds()
     pause, began = _FIRST_PAUSE, None
     where = f"{paths.scheme(path)}://{paths.authority(path)}"
+    away: dict[str, StorageUnavailable] | None = getattr(_of_thread, "away", None)
+    if away is not None and where in away:
+        raise away[where]
     try:
         while True:
             try:
@@ -93,6 +104,8 @@ def run(path: str, action: Callable[[], T]) -> T:
                     began = now
                 left = began + limit - now
                 if left <= 0:
+                    if away is not None:
+                        away[where] = error
                     raise _timed_out(error, now - began) from None
                 activity.current().note(
                     f"waiting for {where}, {now - began:.0f} s of {limit:.0f} s"

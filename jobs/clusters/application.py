@@ -17,7 +17,7 @@ from howdah.jobs import record
 from howdah.jobs.application import TAIL_BYTES, Application
 from howdah.jobs.clusters.settings import LOG, VERDICT
 from howdah.jobs.record import OVER, Record
-from howdah.jobs.status.text import row, run_summary
+from howdah.jobs.status.text import LISTING_SECONDS, row, run_summary
 
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 20.0
@@ -144,6 +144,7 @@ class ProcessApplication(Application):
         )
 
 
+@storage.waiting_at_most(LISTING_SECONDS, once=True)
 def listed(*, finished: bool) -> list[dict[str, Any]]:
     """The rows of `howdah ps` for jobs that were submitted from this machine."""
     rows = []

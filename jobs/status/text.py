@@ -12,6 +12,8 @@ from howdah.hadoop.resourcemanager import OVER
 from howdah.models.runs.hours import shown
 from howdah.models.runs.record import read
 
+LISTING_SECONDS = 2.0
+"""How long a listing of jobs waits for each storage that does not answer."""
 _HEADLINES = ("APPLICATION", "NAME", "USER", "QUEUE", "STATE", "DONE", "TIME", "WORKERS", "STEP",
               "CPU-H", "GPU-H")  # fmt: skip
 

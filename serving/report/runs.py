@@ -191,8 +191,6 @@ def as_dict(run: Run) -> dict[str, Any]:
 
 def lines(runs: Sequence[Run]) -> list[str]:
     """Return the list as a table of text."""
-    if not runs:
-        return ["no runs"]
     return as_table([COLUMNS, *(_cells(run) for run in runs)])
 
 

@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import types
 
 import pytest
@@ -122,8 +123,18 @@ def test_a_spark_without_pandas_is_a_finding(tmp_path, monkeypatch):
 
 def test_a_relative_directory_for_temporary_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    check = doctor_checks.check_disk({"TMPDIR": "not/there", "HOWDAH_CACHE": str(tmp_path)})
-    assert "temporary files not/there: " in check.found
+    (tmp_path / "is" / "there").mkdir(parents=True)
+    check = doctor_checks.check_disk({"TMPDIR": "is/there", "HOWDAH_CACHE": str(tmp_path)})
+    assert "temporary files is/there: " in check.found and "no directory" not in check.found
+
+
+def test_a_directory_for_temporary_files_that_is_missing_is_a_finding(tmp_path):
+    missing = str(tmp_path / "not there")
+    check = doctor_checks.check_disk({"TMPDIR": missing, "HOWDAH_CACHE": str(tmp_path)})
+    assert check.status != "ok" and f"TMPDIR {missing} is no directory" in check.found
+    # Python takes another one, whose space counts.
+    assert f"temporary files {tempfile.gettempdir()}: " in check.found
+    assert f"mkdir -p '{missing}', or unset TMPDIR" in check.remedy
 
 
 def test_a_host_name_that_no_resolver_takes(monkeypatch):

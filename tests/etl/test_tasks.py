@@ -112,6 +112,8 @@ def test_records_and_index_hold_them(tmp_path, task, labels):
         ({"task": "regression", "dedup": {"conflict": "majority"}}, "counts labels"),
         ({"task": "regression", "expect": {"min_rows_per_class": 3}}, "counts labels"),
         ({"kind": "image", "columns": {"text_pair": "b"}}, "for texts"),
+        ({"columns": {"text": ["a", "b"], "label": "b"}}, "the same column, 'b'"),
+        ({"columns": {"text_pair": "label"}}, "the same column, 'label'"),
         ({"format": "tfrecord", "columns": {"text_pair": "b"}}, "ids of both sides"),
     ],
 )  # fmt: skip

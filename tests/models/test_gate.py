@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import shlex
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from howdah import storage
+from howdah import cli, storage
 from howdah.cli import main
+from howdah.cli.common import typed
 from howdah.cli.models import reviewer
+from howdah.cli.training.judgement import conclude
 from howdah.config.loader import from_dict
 from howdah.errors import CheckFailed, ConfigError, ModelError
 from howdah.models.export.export import with_decision
@@ -280,9 +284,9 @@ def test_a_model_without_the_published_ones_decision_is_pointed_out(
     assert judge(config_of(run, models), never).notes == ()
 
 
-def test_a_model_that_is_worse_than_its_baseline_is_not_published_unasked(
-    tmp_path, models, capsys, monkeypatch
-):
+@pytest.fixture
+def worse(tmp_path) -> str:
+    """A finished run whose model is worse than its baseline, beyond chance."""
     labels = ["a", "b"]
     random = np.random.default_rng(1)
     of_rows = random.integers(0, 2, 400)
@@ -297,6 +301,11 @@ def test_a_model_that_is_worse_than_its_baseline_is_not_published_unasked(
         "metrics": {"test": classification_metrics(of_rows, np.eye(2)[better], labels)},
     }  # fmt: skip
     baseline.write(made, about, {"test": better.astype(np.int32)})
+    return made
+
+
+def test_a_model_that_is_worse_than_its_baseline_is_not_published_unasked(worse, capsys):
+    made = worse
     run = SimpleNamespace(directory=made)
     nothing = Verdict("test", (), "made-1", 40, None)
     with pytest.raises(CheckFailed, match="Not good") as caught:
@@ -313,3 +322,50 @@ def test_a_model_that_is_worse_than_its_baseline_is_not_published_unasked(
     # A gate that asks for something is the user's own judgement.
     kept = Verdict("test", (Check("accuracy", 0.5, 0.75, "gate.minimum"),), "made-1", 40, None)
     reviewer(False)(run, kept)
+
+
+@pytest.mark.parametrize("gate", [{}, {"min_over_baseline": 0}])
+def test_the_next_command_after_a_missed_gate_publishes(worse, models, tmp_path, gate):
+    weights = b"weights"  # publish copies and compares them
+    storage.write_whole(f"{worse}/export/model.safetensors", weights)
+    info = storage.read_json(f"{worse}/export/howdah.json")
+    info["weights_sha256"] = hashlib.sha256(weights).hexdigest()
+    storage.write_whole(f"{worse}/export/howdah.json", json.dumps(info).encode())
+    sections = {
+        "run": {"name": "zoo", "directory": worse}, "publish": {"directory": models}, "gate": gate,
+    }  # fmt: skip
+    path = tmp_path / "a run.yaml"
+    path.write_text(json.dumps(sections))
+    result, lines = conclude(from_dict(sections), typed("publish", str(path)))
+    assert lines[0].startswith("Not good") and lines[-1] == f"next: {result['next']}"
+
+    def code_of(command: str) -> int:
+        return cli.run(lambda: cli.app(shlex.split(command)[1:], standalone_mode=False) or 0)
+
+    assert code_of(typed("publish", str(path))) == 1
+    [command] = re.findall("`(howdah .*)`", result["next"])
+    assert code_of(command) == 0
+    assert storage.is_dir(f"{models}/zoo/v=1")
+
+
+@pytest.mark.parametrize(
+    ("gate", "keys"),
+    [
+        ({"minimum": {"accuracy": 0.99}}, "gate.minimum"),
+        (
+            {"minimum": {"accuracy": 0.99}, "better_than_published": True, "min_over_baseline": 0},
+            "gate.minimum and gate.better_than_published and gate.min_over_baseline",
+        ),
+    ],
+)
+def test_no_way_around_other_bounds_is_offered(worse, models, gate, keys):
+    publishing = "howdah publish --config run.yaml"
+    result, _ = conclude(config_of(worse, models, gate=gate), publishing)
+    assert f"`{publishing}` publishes it only if it keeps the bounds of {keys}" in result["next"]
+    assert "--anyway" not in result["next"]
+
+
+def test_the_next_command_of_an_unclear_verdict_ends_where_it_says(run, models):
+    publishing = "howdah publish --config run.yaml --set training.max_steps=6"
+    result, _ = conclude(config_of(run, models), publishing)
+    assert f"`{publishing}` if that is good enough" in result["next"]

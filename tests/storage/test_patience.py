@@ -133,6 +133,30 @@ def test_a_thread_may_wait_less_than_the_process():
     assert (len(tried), other, retry.limit_seconds()) == (1, [1800.0], 1800.0)
 
 
+def test_a_listing_calls_a_storage_that_is_away_once():
+    calls = []
+
+    def away(path):
+        calls.append(path)
+        raise StorageUnavailable("away")
+
+    def ask(path):
+        with pytest.raises(StorageUnavailable):
+            retry.run(path, lambda: away(path))
+
+    paths = ["hdfs://one:1/a", "hdfs://one:1/b", "hdfs://two:1/a"]
+    with storage.waiting_at_most(0.0, once=True):
+        with storage.waiting_at_most(0.0, once=True):
+            ask(paths[0])
+        for path in paths:
+            ask(path)
+        assert retry.run("hdfs://three:1/a", lambda: "read") == "read"
+    assert calls == [paths[0], paths[2]]
+    with storage.waiting_at_most(0.0):
+        ask(paths[1])  # as ever, once the listing is over
+    assert calls[2:] == [paths[1]]
+
+
 # ------------------------------------------------------------------------------ late calls
 class LateStorage(LocalStorage):
     """A server whose answers to calls in `slow` do not come in time; the calls are done later."""

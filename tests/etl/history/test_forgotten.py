@@ -75,9 +75,7 @@ def test_a_row_whose_own_id_ends_in_a_number_is_no_copy(spark, tmp_path):
 
 
 @pytest.mark.full
-def test_the_same_source_makes_another_version_without_them(
-    spark, tmp_path, tiny_model_dir
-):
+def test_the_same_source_makes_another_version_without_them(spark, tmp_path, tiny_model_dir):
     rows = new_rows("a", 24, 1)
     source = write_csv(tmp_path / "a.csv", rows, header=("id", "text", "label"))
     settings = {"source": source, "columns": {"id": "id"}, "max_length": 32}

@@ -133,6 +133,13 @@ def test_a_small_bound_on_rejects_is_shown_as_it_is():
     assert caught.value.expected == "at most 0.4 % of 1,000 rows"
 
 
+def test_targets_that_are_no_numbers_are_told_of_the_decimal_comma():
+    data = DataSection(task="regression")
+    with pytest.raises(DataError) as caught:
+        gate.refuse_rejects(10, {"bad_target": 9, "empty": 1}, data)
+    assert "a decimal comma (136,1)" in caught.value.remedy
+
+
 def test_unknown_labels_name_the_nearest():
     data = DataSection(labels=["sports", "world"])
     with pytest.raises(DataError) as caught:

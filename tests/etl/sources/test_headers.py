@@ -38,7 +38,7 @@ def test_each_csv_file_is_read_by_the_names_in_its_own_header(spark, tmp_path):
     for content, what in (
         (b"text,key\nx,1\n", "no column 'label'"),
         (b"text,label,text,key\nx,1,y,z\n", "names the column 'text' 2 times"),
-        (b"no gzip", "gzip file is incomplete"),
+        (b"no gzip", "the file is not gzip"),
     ):
         (tmp_path / "i.csv.gz").write_bytes(content if b"no" in content else gzip.compress(content))
         with pytest.raises(DataError, match=what) as caught:

@@ -21,8 +21,9 @@ from howdah.jobs import record
 from howdah.jobs.clusters import application as control
 from howdah.jobs.clusters.application import listed
 from howdah.jobs.record import Record
-from howdah.jobs.status.text import status_lines
+from howdah.jobs.status.text import LISTING_SECONDS, status_lines
 from howdah.jobs.submit import Claims
+from howdah.storage import retry
 from howdah.training.run.local_dir import RunLock
 from howdah.yarn import cluster as yarn_cluster
 
@@ -272,6 +273,19 @@ def test_ps_reads_no_storage_of_jobs_that_have_ended(tmp_path, victim, monkeypat
     assert reads == [str(tmp_path / "local-2")]
     listed(finished=True)
     assert len(reads) == 3
+
+
+def test_ps_waits_once_and_briefly_for_a_storage_that_is_away(tmp_path, monkeypatch):
+    folder = tmp_path / "cache" / "jobs"
+    for number in (1, 2, 3):
+        name, away = f"local-{number}", f"webhdfs://localhost:9/runs/{number}"
+        fields = letter(tmp_path, application=name, pid=2**22 + 1, run_directory=away)
+        (folder / name).mkdir(parents=True)
+        (folder / name / "application.json").write_text(json.dumps(fields))
+    lines = []
+    monkeypatch.setattr(retry, "say", lines.append)
+    assert [one["state"] for one in listed(finished=True)] == ["UNKNOWN"] * 3
+    assert len(lines) == 1 and f"for up to {LISTING_SECONDS:.0f} s" in lines[0]
 
 
 def test_a_file_beside_the_jobs_hides_none(tmp_path):

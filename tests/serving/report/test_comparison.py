@@ -116,6 +116,16 @@ def test_the_list_of_runs(runs, tmp_path):
     assert wrong.returncode == 2 and "minutes" in wrong.stderr
 
 
+def test_a_directory_without_runs_gets_no_page(tmp_path):
+    folder = tmp_path / "somewhere"
+    (folder / "data").mkdir(parents=True)
+    done = howdah("runs", str(folder), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"{folder}: no runs\n")
+    listed = json.loads(howdah("runs", str(folder), "--json", cwd=tmp_path).stdout)
+    assert listed == {"directory": str(folder), "page": None, "runs": []}
+    assert os.listdir(folder) == ["data"]
+
+
 def test_another_program_s_run_json_is_a_row_like_others(runs, tmp_path):
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "run.json").write_text('{"attempts": [{"settings": ["a"]}]}')
