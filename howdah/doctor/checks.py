@@ -18,6 +18,7 @@ from typing import Literal
 
 from howdah.core import machine
 from howdah.core.cache import cache_root
+from howdah.core.processes import utf8_locale
 from howdah.errors import HowdahError
 from howdah.hadoop import conf
 
@@ -266,7 +267,7 @@ def check_locale(env: Mapping[str, str]) -> Check:
     encoding = locale.getpreferredencoding(False)
     named = env.get("LC_ALL") or env.get("LC_CTYPE") or env.get("LANG") or "not set"
     description = f"{encoding} (LANG: {named})"
-    fits = encoding.upper().replace("-", "") == "UTF8" and "UTF" in named.upper()
+    fits = encoding.upper().replace("-", "") == "UTF8" and utf8_locale(env)
     if not fits:
         return Check("locale", "warn", description, "export LC_ALL=C.UTF-8")
     return Check("locale", "ok", description)

@@ -264,9 +264,9 @@ def test_the_untouched_form_passes_the_strictest_policy_with_whatever_defaults()
     made = trigger_form.config({"data.spark.master": None}, on="yarn", judge=judge)
     assert made["data"]["spark"]["master"] == "yarn"  # where training runs: not sent
     for cluster in trigger_form.CLUSTERS:  # as the Connection says
-        decided = {"job.on": cluster}
-        made = trigger_form.config({}, on=cluster, overrides=decided, judge=judge)
-        assert made["job"]["on"] == cluster
+        overrides = {"job.on": cluster}
+        config = trigger_form.config({}, on=cluster, overrides=overrides, judge=judge)
+        assert config["job"]["on"] == cluster
 
 
 def test_what_was_not_sent_is_as_in_the_defaults():

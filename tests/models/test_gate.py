@@ -305,17 +305,16 @@ def worse(tmp_path) -> str:
 
 
 def test_a_model_that_is_worse_than_its_baseline_is_not_published_unasked(worse, capsys):
-    made = worse
-    run = SimpleNamespace(directory=made)
+    run = SimpleNamespace(directory=worse)
     nothing = Verdict("test", (), "made-1", 40, None)
     with pytest.raises(CheckFailed, match="Not good") as caught:
         reviewer(False)(run, nothing)
     assert "worse than the baseline" in caught.value.got and "--anyway" in caught.value.remedy
     message = capsys.readouterr().err
     assert "Not good: It is worse than the baseline" in message and "report renewed: " in message
-    recorded = storage.read_json(f"{made}/run.json")["verdict"]
+    recorded = storage.read_json(f"{worse}/run.json")["verdict"]
     assert (recorded["verdict"], recorded["verdict_reason"]) == ("Not good", caught.value.got)
-    page = storage.read_text(f"{made}/report.html")
+    page = storage.read_text(f"{worse}/report.html")
     assert '<meta name="howdah-verdict" content="Not good">' in page
     assert re.search(r"test macro_f1 0\.\d{4} \(95 %: .*\); the baseline 0\.9\d{3}", message)
     reviewer(True)(run, nothing)
