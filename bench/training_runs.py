@@ -178,9 +178,9 @@ class Bench:
 
     # -------------------------------------------------------------------------------- arithmetic
     def flops_per_token(self) -> float:
-        """Of a real token's matrix products as ours does them, forward and backward.
+        """FLOPs of one real token's matrix products in our passes, forward and backward.
 
-        Of the last layer: keys and values of all tokens, the rest of a row's first token.
+        The last layer computes keys and values of all tokens, and the rest of a row's first token.
         """
         width, inner, layers = (self.shape[key] for key in ("dim", "hidden_dim", "n_layers"))
         whole = 4 * width**2 + 2 * width * inner + 2 * width * self.seen_length

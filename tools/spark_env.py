@@ -22,10 +22,10 @@ BASE = ROOT / "requirements-spark35.lock"
 
 def locked(name: str) -> str:
     """The lock of "spark34" or "spark35": packages with their versions and hashes."""
-    own = (ROOT / f"requirements-{name}.lock").read_text(encoding="utf-8")
-    replaced = {_package(block) for block in _blocks(own)}
+    overrides = (ROOT / f"requirements-{name}.lock").read_text(encoding="utf-8")
+    replaced = {_package(block) for block in _blocks(overrides)}
     rest = _blocks(BASE.read_text(encoding="utf-8"))
-    return own + "".join(block for block in rest if _package(block) not in replaced)
+    return overrides + "".join(block for block in rest if _package(block) not in replaced)
 
 
 def _blocks(text: str) -> list[str]:

@@ -8,11 +8,11 @@ import time
 
 
 class Progress:
-    """Of one rank; without a folder it writes nothing.
+    """Progress file of one rank; without a folder it writes nothing.
 
     Args:
         folder: `ranks/<rank>` has this process's id; `steps.jsonl` a line for each step of rank 0.
-        rank: of this process.
+        rank: rank of this process.
     """
 
     def __init__(self, folder: str | None, rank: int) -> None:

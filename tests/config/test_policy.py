@@ -79,11 +79,11 @@ def test_every_mark_has_a_rule():
         assert list(judge().value("the key", kind, "/a/value")), kind
     assert named_by(dict(configs.keys())["data.spark.conf"]) == "setting"
     assert named_by(dict(configs.keys())["job.env"]) == "variable"
-    decided = {
+    keys = {
         "run.directory", "job.on", "data.spark.master", "data.partitions", "data.append.enabled",
         "data.append.frozen", "data.append.part", "model.init_from", "gate.better_than_published",
     }  # fmt: skip
-    assert decided == DECIDED
+    assert keys == DECIDED
 
 
 def test_which_notifiers_a_connection_may_name():

@@ -190,12 +190,12 @@ def test_a_bare_rank_imports_nothing_else_from_it(project):
 def test_packages_of_pythonpath_named_like_rooms_do_no_harm(project, tmp_path, words):
     """Howdah has one import name: a site's `training`, `jobs` or `etl` is another package."""
     folder = plant(tmp_path / "path", "training", "jobs", "etl", "serving", "tuning", "data")
-    said = project.ends_well(
+    output = project.ends_well(
         *words, "--config", "run.yaml", cwd=project.folder, PYTHONPATH=str(folder),
         HOWDAH_PYTHONPATH="",
     )  # fmt: skip
     assert project.trained() == ("finished", 3, True)
-    verdict, figure, report, following = said.splitlines()[-4:]
+    verdict, figure, report, following = output.splitlines()[-4:]
     assert verdict.split(":")[0] in ("Good", "Not good", "Inconclusive")
     assert "; the baseline " in figure and report == f"report: {project.run}/report.html"
     assert following.startswith("next: ") and "howdah publish --config run.yaml" in following

@@ -101,7 +101,7 @@ def test_java_too_old(tmp_path):
 
 
 def test_what_only_spark_needs_is_not_asked_of_an_environment_without_it(tmp_path, monkeypatch):
-    """As `pip install 'howdah[torch]'` makes one: such a machine is fit to train."""
+    """A machine after `pip install 'howdah[torch]'` is fit to train."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     spark, java = doctor_spark.check_spark({}), doctor_checks.check_java({"PATH": str(tmp_path)})
     assert (spark.status, java.status) == ("warn", "skip")

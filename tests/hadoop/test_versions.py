@@ -82,9 +82,9 @@ def test_what_was_tried_is_what_tests_run_on_and_what_the_page_lists():
     for name, software in (("pyspark", "Spark"), ("transformers", "transformers")):
         assert set(re.findall(rf"^{name}==(\S+)", locked, re.MULTILINE)) == set(TRIED[software])
     spark = Path(importlib.util.find_spec("pyspark").origin).parent
-    (own,) = spark.glob("jars/hive-metastore-*.jar")
+    (spark_jar,) = spark.glob("jars/hive-metastore-*.jar")
     theirs = jars.METASTORE.name.rpartition("-")[2]
-    assert set(TRIED["Hive metastore"]) <= {own.stem.rpartition("-")[2], theirs}
+    assert set(TRIED["Hive metastore"]) <= {spark_jar.stem.rpartition("-")[2], theirs}
     assert set(TRIED["Hadoop"]) <= set(jars.VERSIONS)
     page = (ROOT / "docs" / "operations.md").read_text()
     for software, versions in TRIED.items():

@@ -412,7 +412,7 @@ def test_a_challenger_must_pass_the_gate(base, tiny_model_dir):
     ],
 )
 def test_a_damaged_record_of_a_model_is_named(tmp_path, tiny_model_dir, name, body, field):
-    """By the file and the field."""
+    """The error names the file and the field."""
     models = str(tmp_path / "models")
     runs = [finished_run(str(tmp_path / n), tiny_model_dir, run_id=n) for n in ("a", "b")]
     publish(config_of(runs[0], models), never)

@@ -1,4 +1,4 @@
-"""Of several frameworks or carriers, the one that a test has in every run."""
+"""Frameworks or carriers of a test: one in every run, the others in `make test-all`."""
 
 import pytest
 

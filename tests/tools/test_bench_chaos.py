@@ -68,8 +68,8 @@ def test_an_epoch_that_leaves_a_row_out():
         reading.check_epochs([*STEPS[:-1], (9, 1.02)], 3)
 
 
-def checkpoint(data=b"weights", said=None):
-    entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} | (said or {})
+def checkpoint(data=b"weights", fields=None):
+    entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} | (fields or {})
     manifest = json.dumps({"files": {"model.safetensors": entry}}).encode()
     return {"/c/step-200/manifest.json": manifest, "/c/step-200/model.safetensors": data}
 
@@ -77,9 +77,9 @@ def checkpoint(data=b"weights", said=None):
 def test_checkpoints():
     begun = {"/c/step-400.1-ab/model.safetensors": b"half"}  # of a killed rank: nothing reads it
     assert reading.check_checkpoints(Files(checkpoint() | begun), "/c") == 1
-    for said in ({"bytes": 3}, {"sha256": "0" * 64}):
+    for fields in ({"bytes": 3}, {"sha256": "0" * 64}):
         with pytest.raises(Broken, match=r"step-200: model\.safetensors"):
-            reading.check_checkpoints(Files(checkpoint(said=said)), "/c")
+            reading.check_checkpoints(Files(checkpoint(fields=fields)), "/c")
 
 
 # ------------------------------------------------------------------------------------ a dataset

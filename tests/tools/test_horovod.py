@@ -403,8 +403,8 @@ def test_cmake_4_is_passed_over(tools, monkeypatch, tmp_path):
 
 def test_the_cuda_of_tensorflow_s_own_build_is_read(tools):
     """The wheel of the main environment is a build with CUDA; its build_info.py says which."""
-    found = tools.variant.probe(sys.executable)["tensorflow_cuda"]
-    assert re.fullmatch(r"\d+\.\d+(\.\d+)?", found)
+    version = tools.variant.probe(sys.executable)["tensorflow_cuda"]
+    assert re.fullmatch(r"\d+\.\d+(\.\d+)?", version)
 
 
 @pytest.mark.parametrize(

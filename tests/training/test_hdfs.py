@@ -421,7 +421,7 @@ ENDLESS = {"training.max_steps": 1_000_000, "checkpoint.every_steps": 20,
 
 
 def test_training_goes_on_while_the_namenode_is_away_and_saves_when_it_is_back(start, cluster):
-    """By default a save waits for storage; here it gives up at once, and the run does not."""
+    """A save waits for storage by default; here it gives up at once, and the run goes on."""
     job = start(env={"HOWDAH_STORAGE_RETRY_SECONDS": "1"}, **ENDLESS)
     wait_until(job.saved, LIMIT)  # the first one is whole: the shown step may still be on its way
     cluster.run("hdfs", "dfsadmin", "-safemode", "enter")

@@ -21,7 +21,7 @@ LIMIT = 200  # seconds; detects a hang
 
 
 def configuration(place: Path):
-    """Of a run, its dataset and base made."""
+    """Configuration of a run whose dataset and base have been built."""
     base, data = str(place / "vit"), str(place / "dataset")
     write_vit(base, side=16, patch=8, width=32, layers=2)
     build_images(data, base, {"train": 100, "validation": 20, "test": 30})
@@ -66,7 +66,7 @@ def run(tmp_path_factory):
 @pytest.mark.mpi
 @pytest.mark.full
 def test_a_rank_with_fewer_images_than_the_other_computes_fillers(tmp_path):
-    """Of 51 rows one rank has 26 and the other 25, the most that a micro-batch holds."""
+    """One rank has 26 of 51 rows and the other 25, the most that a micro-batch holds."""
     losses = {}
     for shard in ("none", "full"):
         place = tmp_path / shard

@@ -200,7 +200,7 @@ def records(data: bytes) -> list[bytes]:
     return payloads
 
 
-def check_dataset(hdfs: Hdfs, root: str, wanted: set[str]) -> None:
+def check_dataset(hdfs: Hdfs, root: str, expected: set[str]) -> None:
     """The newest version has every row of every part once, and no version is half."""
     versions = {}
     for name in hdfs.names(root):
@@ -217,9 +217,9 @@ def check_dataset(hdfs: Hdfs, root: str, wanted: set[str]) -> None:
                 (row_id,) = set(_ROW_ID.findall(payload))
                 ids.append(row_id.decode())
     twice = [row_id for row_id, count in collections.Counter(ids).items() if count > 1]
-    if twice or set(ids) != wanted:
-        lost = sorted(wanted - set(ids))
-        more = sorted(set(ids) - wanted)
+    if twice or set(ids) != expected:
+        lost = sorted(expected - set(ids))
+        more = sorted(set(ids) - expected)
         raise Broken(f"rows of {newest}: twice {twice[:5]}, lost {lost[:5]}, unknown {more[:5]}")
 
 

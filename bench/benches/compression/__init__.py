@@ -85,11 +85,11 @@ def _dataset(text: str, base: str) -> str:
 
 
 def _write_docstrings(path: Path) -> None:
-    found = [(text, label) for _, text, label in corpus.corpus(corpus.PACKAGES[:PACKAGES])]
+    rows = [(text, label) for _, text, label in corpus.corpus(corpus.PACKAGES[:PACKAGES])]
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(("text", "label"))
-        writer.writerows(row for row in found if len(row[0]) >= 20)
+        writer.writerows(row for row in rows if len(row[0]) >= 20)
 
 
 def _run_of(config: str, mode: str, seed: int) -> dict:

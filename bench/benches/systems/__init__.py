@@ -294,7 +294,7 @@ def _rows(rounds: dict[str, list[dict]], alone: dict[str, list[dict]]) -> Iterat
 
 
 class _Nowhere:
-    """In the place of a Bench, where only the configuration's keys are asked for."""
+    """Stand-in for a Bench where only the configuration's keys are read."""
 
     folder = base = ""
 

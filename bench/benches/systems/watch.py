@@ -185,7 +185,7 @@ class Watched:
 
     @staticmethod
     def _ranks_of_job(path: str) -> dict[int, int]:
-        """Of a job with a driver, by what the driver says of it."""
+        """{rank: process id} of a job with a driver, read from the driver's status."""
         with open(path, encoding="utf-8") as file:
             return {one["rank"]: one["pid"] for one in json.load(file)["ranks"] if one["pid"]}
 

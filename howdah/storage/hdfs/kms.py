@@ -66,10 +66,10 @@ class KeyServers:
             parts = urlsplit(url)
             services.add(f"{parts.hostname}:{parts.port}")
             try:
-                found = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_STREAM)
+                addresses = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_STREAM)
             except OSError:
                 continue
-            services |= {f"{address[4][0]}:{parts.port}" for address in found}
+            services |= {f"{address[4][0]}:{parts.port}" for address in addresses}
         ours = [token for token in held if token.service in services]
         alive = [token for token in ours if token.expires > time.time()]
         return max(alive, key=lambda token: token.expires, default=None)
@@ -111,11 +111,11 @@ class Relay(http.server.ThreadingHTTPServer):
         if not hmac.compare_digest(prefix.encode(), self._path.encode()):
             return 404, b""
         resource, _, query = rest.partition("?")
-        wanted = [pair for pair in parse_qsl(query) if pair[0] == "eek_op"]
+        parameters = [pair for pair in parse_qsl(query) if pair[0] == "eek_op"]
         causes, untrusted = [], 0
         for url in sorted(self._servers.urls, key=lambda url: url != self._answered):
             try:
-                status, answer = self._ask_one(sessions, f"{url}/v1/{resource}", wanted, body)
+                status, answer = self._ask_one(sessions, f"{url}/v1/{resource}", parameters, body)
             except (requests.RequestException, OSError) as error:
                 causes.append(redact.text(f"{url}: {error}"))  # its URL has the token
                 untrusted += web.is_distrust(error)
@@ -129,7 +129,7 @@ class Relay(http.server.ThreadingHTTPServer):
         return 503, _complaint("KeyServerUnavailable", "; ".join(causes))
 
     def _ask_one(
-        self, sessions: dict[bool, Any], url: str, wanted: list[tuple[str, str]], body: bytes
+        self, sessions: dict[bool, Any], url: str, parameters: list[tuple[str, str]], body: bytes
     ) -> tuple[int, bytes]:
         token = self._servers.token()
         conf = self._conf if token is None else NO_TICKET
@@ -138,7 +138,7 @@ class Relay(http.server.ThreadingHTTPServer):
             sessions[conf.kerberos] = web.session(conf, url)
         answer = sessions[conf.kerberos].post(
             url,
-            params=[*wanted, *login.items()],
+            params=[*parameters, *login.items()],
             data=body,
             headers={"Content-Type": "application/json"},
             timeout=_TIMEOUTS,

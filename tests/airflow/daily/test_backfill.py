@@ -94,7 +94,7 @@ def dags(airflow_standalone, healthy_cluster, hdfs_dir, tiny_model_dir, tmp_path
 
 
 def back_fill(airflow, dag: str, at_once: int) -> None:
-    """As `airflow backfill create --dag-id DAG --from-date ... --to-date ...`."""
+    """Do what `airflow backfill create --dag-id DAG --from-date ... --to-date ...` does."""
     body = {
         "dag_id": dag, "from_date": f"{DAYS[0]}T00:00:00Z", "to_date": f"{DAYS[-1]}T00:00:00Z",
         "max_active_runs": at_once, "reprocess_behavior": "none", "dag_run_conf": {},

@@ -155,7 +155,7 @@ def test_a_crash_is_retried_and_a_check_that_fails_is_not():
     ],
 )
 def test_which_findings_of_the_doctor_stop_a_run(hook, name, status, local, yarn, tmp_path):
-    """By a program that answers as `howdah doctor` does on such a machine."""
+    """A stand-in program answers as `howdah doctor` does on such a machine."""
     import logging
 
     from howdah.airflow.failures import HowdahCommandRefused

@@ -48,7 +48,7 @@ def test_planted_near_copies_are_counted_whatever_the_partitions(spark, monkeypa
 
 
 def test_old_rows_are_looked_up_by_their_signatures_in_what_is_new(spark):
-    """As where a part is appended whose frozen splits get no row: the new rows are for training."""
+    """A part was appended and frozen splits get no row of it: the new rows are for training."""
     rows = _rows()
     held = [row for row in rows if row[2] != "train"]
     options = DedupOptions()

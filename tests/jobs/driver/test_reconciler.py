@@ -17,17 +17,17 @@ def quick(monkeypatch):
 
 def test_a_cluster_that_does_not_answer_is_asked_until_it_has_left_the_driver(quick):
     class Away(StandInDriver):
-        asked = 0
+        calls = 0
 
         def __init__(self):
             pass
 
         def containers(self):
-            self.asked += 1
+            self.calls += 1
             raise ClusterError("the master does not answer")
 
         def abandoned(self):
-            return "it has ended" if self.asked == 5 else None
+            return "it has ended" if self.calls == 5 else None
 
     backend, lines, reasons, over = Away(), [], [], threading.Event()
 
@@ -41,4 +41,4 @@ def test_a_cluster_that_does_not_answer_is_asked_until_it_has_left_the_driver(qu
     made.start()
     assert over.wait(30)
     made.close(30)
-    assert (backend.asked, reasons, len(lines)) == (5, ["it has ended"], 1)
+    assert (backend.calls, reasons, len(lines)) == (5, ["it has ended"], 1)

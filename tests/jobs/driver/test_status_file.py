@@ -180,15 +180,15 @@ def test_an_outage_and_its_end_are_an_event_each(driver):
     for count in (1, 2):
         folder.rename(moved)
         folder.write_text("a file where the directory was")
-        asked, right = [], driver.file._turn
+        turns, right = [], driver.file._turn
 
-        def turn(closing, touched, asked=asked, right=right):
-            asked.append(True)
+        def turn(closing, touched, turns=turns, right=right):
+            turns.append(True)
             return right(closing, touched)
 
         driver.file._turn = turn
         driver.file.touch()
-        wait_until(lambda asked=asked: len(asked) > 3)
+        wait_until(lambda turns=turns: len(turns) > 3)
         assert len(driver.lines) == 2 * count - 1
         folder.unlink()
         moved.rename(folder)

@@ -27,7 +27,7 @@ FEW = {"train": 4, "validation": 2, "test": 2}
 
 
 def check_fit(config: Config, dataset: Dataset) -> None:
-    """As the one rank of a run does before its first step."""
+    """Check the base against the dataset as a run's only rank does before its first step."""
     agreed_base(config, dataset, SoloComm(), SimpleNamespace(say=print, update=dict))
 
 
@@ -45,7 +45,7 @@ def set_config(directory: str, **fields) -> None:
 
 
 def _pretrained(name: str, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """As the hub has it: heads of other tasks, positions, TensorFlow 1's names of norms."""
+    """Weights as the hub has them: heads of other tasks, positions, TensorFlow 1's names of norms."""
     more = {
         "bert": {"cls.predictions.bias": 2, "cls.seq_relationship.weight": 2},
         "roberta": {"lm_head.dense.weight": 3, "roberta.pooler.dense.weight": 3},
@@ -131,7 +131,7 @@ def test_a_dataset_of_another_family_s_tokenizer_is_refused(name, tmp_path):
 
 
 def test_rows_longer_than_roberta_s_positions_are_refused(tmp_path):
-    """Of its 66 rows two are before the first token's."""
+    """Two of its 66 rows are before the first token's."""
     base = load_base(write_family(str(tmp_path / "base"), "roberta"))
     assert base.config["max_position_embeddings"] == 66
     config = from_dict({"model": {"base": base.source}})

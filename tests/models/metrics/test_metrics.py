@@ -30,7 +30,7 @@ def sample(rows: int, classes: int, seed: int = 0, skill: float = 1.0):
 
 
 def coverage(confidence, right):
-    """By trying each confidence as the least one that is kept."""
+    """Coverage found by trying each confidence as the least one that is kept."""
     kept = [confidence >= least for least in np.unique(confidence)]
     return max([rows.mean() for rows in kept if right[rows].mean() >= 0.95], default=0.0)
 

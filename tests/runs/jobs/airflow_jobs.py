@@ -138,7 +138,7 @@ class TrainingTask:
         return self.airflow.log(self.dag, self.run, TASK, try_number)
 
     def applications(self, **filters):
-        """Of this task, newest first."""
+        """This task's applications, newest first."""
         return self.manager.applications(applicationTags=self.key.tag, **filters)
 
     def story(self):

@@ -157,9 +157,9 @@ def test_labels_that_are_joined_give_the_accuracy(reference):
 
 
 def test_a_reference_without_rows_has_too_few_and_is_not_called_a_regression():
-    known = Known.of(np.arange(50), samples.VOCABULARY)
+    tokens = Known.of(np.arange(50), samples.VOCABULARY)
     empty = Profile(
-        samples.bins(), reference=Reference(known_tokens=known, split="validation", right=0)
+        samples.bins(), reference=Reference(known_tokens=tokens, split="validation", right=0)
     )
     profile = Profile.like(empty)
     profile.add(*samples.rows(1, 300))

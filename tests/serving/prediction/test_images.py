@@ -54,14 +54,14 @@ def test_a_path_on_stdin_may_be_of_any_bytes(served, tmp_path, monkeypatch):
     path = os.fsencode(tmp_path) + b"/caf\xe9.png"
     with open(path, "wb") as file:
         file.write(b"x")
-    source, out, said = tmp_path / "paths", io.StringIO(), []
+    source, out, progress_lines = tmp_path / "paths", io.StringIO(), []
     source.write_bytes(b"\xef\xbb\xbf" + path + b"\r\n")  # as Windows saves it
     with open(source, encoding="utf-8") as stdin:
-        assert lines.predict_lines("m", stdin, out, progress=said.append) == 1
+        assert lines.predict_lines("m", stdin, out, progress=progress_lines.append) == 1
     row = json.loads(out.getvalue())
     assert row["id"] == f"{tmp_path}/caf\\xe9.png"
     assert row["error"].startswith("undecodable")  # the file was read
-    assert "1 of 1 lines have an error" in said[-1]
+    assert "1 of 1 lines have an error" in progress_lines[-1]
 
 
 def test_images_that_are_unusable_for_one_reason_are_counted_together(served):

@@ -226,7 +226,7 @@ def test_bad_rows_are_written_with_their_error(served, tmp_path):
 
 
 def test_numbers_and_truth_values_of_json_are_texts_as_written(served, tmp_path, monkeypatch):
-    """As the ETL reads them: tests/etl/sources/test_sources.py."""
+    """Predict reads them as the ETL does: tests/etl/sources/test_sources.py."""
     texts = []
     real = predictor.classify
 

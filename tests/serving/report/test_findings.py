@@ -206,7 +206,7 @@ def test_memory_does_not_grow_with_the_rows():
 
 
 def test_intervals_hold_what_they_promise(monkeypatch):
-    """Of 100 samples of a known model, the true accuracy and F1 lie within about 95 in 100."""
+    """The true accuracy and F1 of a known model lie in the intervals of about 95 of 100 samples."""
     monkeypatch.setattr(intervals, "_DRAWS", 120)
     random, cells = np.random.default_rng(7), np.array([0.5, 0.1, 0.05, 0.35])
     keys = np.arange(4)

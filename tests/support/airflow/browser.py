@@ -152,7 +152,7 @@ def text_area(name: str) -> str:
 
 
 def log_in(browser: Browser, airflow) -> None:
-    """As the user admin."""
+    """Log in as the user admin."""
     browser.open(airflow.url)
     browser.fill("input[name=username]", "admin")
     browser.fill("input[name=password]", airflow.home.password)

@@ -54,7 +54,7 @@ class Strangers:
 
 
 def resident_bytes(pid):
-    """Of a process; VmHWM would count what was there before."""
+    """Resident memory of a process, bytes; VmHWM would count what was there before."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024

@@ -90,7 +90,7 @@ class Training:
         self.weights.update({name: array.copy() for name, array in weights})
 
     def step(self, *, stop: bool = False, abort: bool = False) -> bool:
-        """As a loop's step; with `abort` only up to where a collective could hang."""
+        """Take a step as a loop does; with `abort` only up to where a collective could hang."""
         state, planner = self.state, self.job.planner
         with self.run.update_lock:
             state.advance(planner, int(state.plan["epoch"]), int(state.plan["step"]))
@@ -114,7 +114,7 @@ class Training:
         )  # fmt: skip
 
     def catch_up(self) -> None:
-        """As a loop does before its first step, where an evaluation is due."""
+        """Do what a loop does before its first step when an evaluation is due."""
         self.saver.reopen()
         self.saver.replace(self.evaluator.evaluate())
 

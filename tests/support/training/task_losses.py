@@ -19,7 +19,7 @@ def batch(task: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def options(task: str) -> dict:
-    """Of `row_losses`."""
+    """Arguments of `row_losses` for a task."""
     return {
         "single_label": {"label_smoothing": SMOOTHING},
         "multi_label": {"positive_weights": POSITIVE},

@@ -262,11 +262,11 @@ def test_two_of_each_master_and_tls_change_the_settings(tmp_path, plan):
     assert not [key for key in left if "http-address" in key or "webapp.address" in key]
     one_of_two = re.compile(r".*(namenode|resourcemanager)[.](?!zk-)\S*address")  # one ZooKeeper
     assert not [key for key in left if one_of_two.fullmatch(key)]
-    own = {
+    sites = {
         n: read_site(settings.daemon_conf(pair, n) / "hdfs-site.xml")
         for n in ("zkfc-2", members[1])
     }
-    assert {site["dfs.ha.namenode.id"] for site in own.values()} == {"nn2"}
+    assert {site["dfs.ha.namenode.id"] for site in sites.values()} == {"nn2"}
 
 
 def test_launchers_tell_class_path_and_refuse_unknown_commands(plan):

@@ -43,7 +43,7 @@ def test_a_person_with_a_password_counts(machine):
 
 
 def test_an_account_of_a_container_s_image_does_not(machine):
-    """As root in a container: CI, and `make demo CLUSTER=1`."""
+    """Root in a container is such a user: CI, and `make demo CLUSTER=1`."""
     for locked in ("!", "*", "!!", "!$y$j9T$x"):
         assert machine(person(machine, "ubuntu"), shadow={"ubuntu": locked}) == []
     (machine.home / ".ssh").mkdir()
