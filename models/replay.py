@@ -7,8 +7,9 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 
-from howdah.config.model import Config, TrainingSection
+from howdah.config.model import Config
 from howdah.config.splits import TRAIN
+from howdah.config.training import TrainingSection
 from howdah.data.manifest import Dataset, content_hash
 from howdah.errors import ConfigError
 from howdah.models.base import learnt_parts, with_pinned_base

@@ -25,7 +25,8 @@ from bench.benches.memory import write_base, write_dataset
 from bench.data import LABELS
 from bench.harness import Rounds, report
 from bench.processes import Sampler
-from howdah.config.model import ModelSection, ParallelSection
+from howdah.config.model import ModelSection
+from howdah.config.training import ParallelSection
 from howdah.data.family import DISTILBERT
 from howdah.models.runs.metrics_log import read_metrics
 from howdah.training.planning.rank_state import rank_state

@@ -6,7 +6,7 @@ from typing import assert_never
 
 import numpy as np
 
-from howdah.config.model import TrainingSection
+from howdah.config.training import TrainingSection
 from howdah.data.splits.shards import ShardSet, class_counts
 from howdah.errors import ConfigError
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from howdah import storage
-from howdah.config.model import TrainingSection
 from howdah.config.tasks import Task
+from howdah.config.training import TrainingSection
 from howdah.core import activity
 from howdah.data.lineage.rows import layout_of
 from howdah.data.manifest import Dataset

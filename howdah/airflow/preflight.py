@@ -8,7 +8,7 @@ from typing import Any
 from howdah.airflow import failures
 from howdah.airflow.hook import HowdahHook, refusals
 from howdah.config.launchers import LAUNCHERS
-from howdah.config.model import TrainingSection
+from howdah.config.training import TrainingSection
 from howdah.errors import ConfigError
 
 _TRAINING = {"packages", "shared memory"}

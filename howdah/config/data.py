@@ -13,7 +13,7 @@ from howdah.config.options.dedup import DedupOptions
 from howdah.config.options.source import LAKES, TABLE_NAME, JdbcOptions, check_as_of
 from howdah.config.options.split import SplitOptions
 from howdah.config.splits import HeldOut
-from howdah.config.tasks import Task, check_data
+from howdah.config.tasks import Task
 from howdah.config.types import (
     AnyPath,
     Bytes,
@@ -375,7 +375,46 @@ class DataSection(Section):
 
     @model_validator(mode="after")
     def _keys_of_the_task(self) -> DataSection:
-        check_data(self)
+        columns, task = self.columns, self.task
+        paired = columns.text_pair is not None
+        of_texts = self.kind == "text" and self.format != "tfrecord"
+        if of_texts and columns.label in (*columns.text, *(columns.text_pair or ())):
+            raise ValueError(
+                f"columns.text and columns.label are the same column, {columns.label!r}: a model"
+                " would read what it has to predict; name two columns"
+            )
+        if paired and self.kind == "image":
+            raise ValueError("columns.text_pair is for texts: leave it out for kind image")
+        if paired and self.format == "tfrecord":
+            raise ValueError(
+                "columns.text_pair is for texts: records of another writer hold the ids of both"
+                " sides already; leave it out"
+            )
+        if task == "single_label":
+            return self
+        if self.kind == "image":
+            raise ValueError(f"task {task} is for texts: images have one label each")
+        if self.format == "tfrecord":
+            raise ValueError(
+                f"task {task} is not read from records of another writer: give the texts as the"
+                " source"
+            )
+        if self.balance != "none":
+            raise ValueError(f"balance {self.balance} needs one class a row: task {task} has none")
+        if task == "multi_label":
+            return self
+        if self.labels is not None:
+            raise ValueError("labels name classes, and task regression has none: leave them out")
+        if self.dedup.conflict.policy == "majority":
+            raise ValueError(
+                "dedup.conflict majority counts labels: for task regression choose reject (with a"
+                " tolerance) or keep"
+            )
+        if self.expect.min_rows_per_class is not None:
+            raise ValueError(
+                "expect.min_rows_per_class counts labels, and task regression has none: leave it"
+                " out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -14,7 +14,8 @@ import sys
 import numpy as np
 
 from howdah import storage
-from howdah.config.model import ModelSection, TrainingSection
+from howdah.config.model import ModelSection
+from howdah.config.training import TrainingSection
 from howdah.data.inputs import encoder_of_model
 from howdah.models.export.formats import SAVED_MODEL
 from howdah.models.export_info import read_config, read_info

@@ -15,7 +15,8 @@ from functools import partial
 import numpy as np
 import tensorflow as tf
 
-from howdah.config.model import ModelSection, TrainingSection
+from howdah.config.model import ModelSection
+from howdah.config.training import TrainingSection
 from howdah.data.family import family_of
 from howdah.models.forward.kernels_tf import gelu, layer_norm
 from howdah.models.weights import lora

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from howdah import storage
-from howdah.config.model import ModelSection, TrainingSection
+from howdah.config.model import ModelSection
+from howdah.config.training import TrainingSection
 from howdah.core.processes import environ
 from howdah.errors import ModelError, UsageError
 from howdah.models.export import onnx_graph

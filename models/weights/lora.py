@@ -14,7 +14,8 @@ from typing import get_args
 
 import numpy as np
 
-from howdah.config.model import LoraModule, LoraSection, ModelSection
+from howdah.config.model import ModelSection
+from howdah.config.training import LoraModule, LoraSection
 from howdah.data.family import family_of
 
 A, B = ".lora_A", ".lora_B"

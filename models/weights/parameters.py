@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from howdah.config.model import LoraSection, ModelSection
+from howdah.config.model import ModelSection
+from howdah.config.training import LoraSection
 from howdah.data.family import family_of
 from howdah.errors import ConfigError, ModelError
 from howdah.models.weights import lora as low_rank

@@ -5,7 +5,8 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 
 from howdah.config.job import JobSection
-from howdah.config.model import Config, DataSection, TrainingSection
+from howdah.config.model import Config, DataSection
+from howdah.config.training import TrainingSection
 from howdah.config.types import Section
 from howdah.data.splits.planner import pad_multiple
 from howdah.etl.sources import reading

@@ -14,7 +14,8 @@ import pytest
 
 from howdah import storage
 from howdah.config.loader import from_dict
-from howdah.config.model import CheckpointSection, TrainingSection
+from howdah.config.model import CheckpointSection
+from howdah.config.training import TrainingSection
 from howdah.errors import CheckpointError, Terminated
 from howdah.models.runs.metrics_log import read_metrics
 from howdah.models.runs.run_json import RunFile

@@ -12,7 +12,8 @@ os.environ.setdefault("USE_TF", "0")  # where TensorFlow is there too, transform
 import torch
 from transformers import ViTForImageClassification, ViTImageProcessor
 
-from howdah.config.model import ModelSection, TrainingSection
+from howdah.config.model import ModelSection
+from howdah.config.training import TrainingSection
 from howdah.data.family import VIT
 from howdah.data.images import ImageEncoder
 from howdah.errors import ModelError

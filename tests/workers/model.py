@@ -12,7 +12,8 @@ from unittest import mock
 
 import numpy as np
 
-from howdah.config.model import ModelSection, TrainingSection
+from howdah.config.model import ModelSection
+from howdah.config.training import TrainingSection
 from howdah.models.weights.parameters import trainable_names
 from howdah.models.weights.pretrained import load_base
 from howdah.process import env

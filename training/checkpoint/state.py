@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from howdah.config.metric_table import METRICS
-from howdah.config.model import EarlyStopping
+from howdah.config.training import EarlyStopping
 from howdah.data.splits.planner import Planner
 from howdah.errors import CheckpointError
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from howdah.config import launchers
 from howdah.config.launchers import CommChoice, CommKind, Launcher, either, started_by
-from howdah.config.model import TrainingSection
+from howdah.config.training import TrainingSection
 from howdah.core import gpus
 from howdah.errors import ClusterError, ConfigError, UsageError
 from howdah.process.env import rank_env

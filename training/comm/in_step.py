@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from howdah.config.model import ParallelSection
+from howdah.config.training import ParallelSection
 from howdah.training.comm.base import Comm
 from howdah.training.data.readers import Batch
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from howdah.config.model import TrainingSection
+from howdah.config.training import TrainingSection
 from howdah.models.weights.parameters import decays
 from howdah.training.checkpoint.read import ADAM_M, ADAM_V
 from howdah.training.optim.schedule import BETAS, EPSILON

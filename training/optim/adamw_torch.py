@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.optim.adamw import adamw
 
-from howdah.config.model import TrainingSection
+from howdah.config.training import TrainingSection
 from howdah.models.weights import parameters
 from howdah.models.weights.stored import Spool, StoredArray
 from howdah.training.checkpoint.read import ADAM_M, ADAM_V

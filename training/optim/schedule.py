@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from howdah.config.model import TrainingSection
+from howdah.config.training import TrainingSection
 from howdah.core.processes import limit
 
 FUSION_GROUPS = limit("fusion_groups", None)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import torch
 
-from howdah.config.model import TrainingSection
+from howdah.config.training import TrainingSection
 from howdah.models.forward.sharded_torch import part_of, rows_of
 from howdah.models.weights.stored import Spool, StoredArray
 from howdah.training.checkpoint.read import ADAM_M, ADAM_V, MODEL

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from howdah.config.model import LoraSection, ModelSection, ParallelSection
+from howdah.config.model import ModelSection
+from howdah.config.training import LoraSection, ParallelSection
 from howdah.data.family import family_of
 from howdah.models.weights import parameters
 from howdah.models.weights.lora import adapter_shapes

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from howdah.config.loader import Config
-from howdah.config.model import ParallelSection
 from howdah.config.splits import TRAIN, VALIDATION
 from howdah.config.tasks import Task
+from howdah.config.training import ParallelSection
 from howdah.core.processes import limit
 from howdah.data.inputs import encoder_of_model
 from howdah.data.manifest import Dataset, described, load_dataset

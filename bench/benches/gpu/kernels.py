@@ -19,7 +19,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from howdah.config.model import ModelSection, TrainingSection
+from howdah.config.model import ModelSection
+from howdah.config.training import TrainingSection
 from howdah.models.forward import forward_torch
 from howdah.models.weights.pretrained import load_base
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from howdah.config.model import TrainingSection
+from howdah.config.training import TrainingSection
 from howdah.data.manifest import (
     Dataset,
     DatasetManifest,

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from howdah import cli, storage
-from howdah.config.model import TrainingSection
 from howdah.config.splits import SPLITS
+from howdah.config.training import TrainingSection
 from howdah.data.lineage import forgotten, shards
 from howdah.data.manifest import commit, load_dataset
 from howdah.data.record import RecordLayout

@@ -13,7 +13,8 @@ import torch
 import transformers
 
 from howdah.config.loader import from_dict
-from howdah.config.model import ModelSection, TrainingSection
+from howdah.config.model import ModelSection
+from howdah.config.training import TrainingSection
 from howdah.data.encode import Encoder
 from howdah.data.family import FAMILIES
 from howdah.models.export.export import export

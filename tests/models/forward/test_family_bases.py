@@ -45,7 +45,7 @@ def set_config(directory: str, **fields) -> None:
 
 
 def _pretrained(name: str, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Weights as the hub has them: heads of other tasks, positions, TensorFlow 1's names of norms."""
+    """Weights as the hub has them: other tasks' heads, positions, TensorFlow 1's names of norms."""
     more = {
         "bert": {"cls.predictions.bias": 2, "cls.seq_relationship.weight": 2},
         "roberta": {"lm_head.dense.weight": 3, "roberta.pooler.dense.weight": 3},

@@ -10,7 +10,8 @@ import pytest
 os.environ.setdefault("USE_TF", "0")
 import torch
 
-from howdah.config.model import LoraSection, ModelSection, TrainingSection
+from howdah.config.model import ModelSection
+from howdah.config.training import LoraSection, TrainingSection
 from howdah.models.forward import forward_torch
 from howdah.models.weights import lora, parameters
 from howdah.models.weights.pretrained import load_base

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from howdah.config.model import ModelSection, TrainingSection
+from howdah.config.model import ModelSection
+from howdah.config.training import TrainingSection
 from howdah.data.family import FAMILIES
 from howdah.models.forward import forward_torch
 from howdah.models.forward.packing_torch import packing_of

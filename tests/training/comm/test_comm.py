@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from howdah.config.launchers import LAUNCHERS
-from howdah.config.model import TrainingSection
+from howdah.config.training import TrainingSection
 from howdah.doctor import packages
 from howdah.errors import ClusterError, ConfigError
 from howdah.training.comm import backends

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from howdah.config.model import ModelSection, TrainingSection
+from howdah.config.model import ModelSection
+from howdah.config.training import TrainingSection
 from howdah.data.splits.planner import Rows
 from howdah.models.forward import forward_torch
 from howdah.models.weights.pretrained import load_base

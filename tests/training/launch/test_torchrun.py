@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from howdah.config.launchers import LAUNCHERS, require_carrier
-from howdah.config.model import TrainingSection
+from howdah.config.training import TrainingSection
 from howdah.core.processes import LIMITS
 from howdah.errors import ConfigError
 from tests.fixtures.launched import LIMIT, Job

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from howdah.config.model import TrainingSection
+from howdah.config.training import TrainingSection
 from howdah.errors import StorageFull
 from howdah.models.weights.parameters import decays
 from howdah.models.weights.stored import Spool
@@ -184,7 +184,7 @@ def test_training_does_not_load_what_compiles():
     """It is 2.5 s of processor time in each rank; imported by torch.optim's classes."""
     code = """if True:
         import sys, torch
-        from howdah.config.model import TrainingSection
+        from howdah.config.training import TrainingSection
         from howdah.training.optim.adamw_torch import WholeAdamW
         import howdah.training.loop_torch
         parameter = torch.nn.Parameter(torch.zeros(3))

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from howdah.config.model import TrainingSection
+from howdah.config.training import TrainingSection
 from howdah.training.optim.schedule import Schedule, total_steps, warmup_steps
 
 PEERS = """

@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from howdah.config.model import ModelSection, TrainingSection
+from howdah.config.model import ModelSection
+from howdah.config.training import TrainingSection
 from howdah.data.family import DISTILBERT
 from howdah.errors import StorageFull
 from howdah.models.forward import forward_torch

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from howdah.config.loader import from_dict
-from howdah.config.model import LoraSection, ModelSection, ParallelSection
+from howdah.config.model import ModelSection
+from howdah.config.training import LoraSection, ParallelSection
 from howdah.data.family import DISTILBERT
 from howdah.errors import ConfigError
 from howdah.training.planning.preview import preview, scaling_preview

@@ -440,7 +440,7 @@ def test_nothing_of_a_run_imports_a_framework(tmp_path):
 
 # ------------------------------------------------------------------------------------- state
 def test_the_best_score_and_early_stopping():
-    from howdah.config.model import EarlyStopping
+    from howdah.config.training import EarlyStopping
 
     state, rules = TrainState(), EarlyStopping(patience=2)
     judged = []
