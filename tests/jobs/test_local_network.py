@@ -186,7 +186,7 @@ def test_a_host_vanishes_without_a_word(
         assert again["time"] - lost_at < 120  # twice the 60 s: Gloo alone would take longer
         step = status["step"] or 0  # a new worker may have come in time: a world of any size
         job.wait(lambda s: (s["step"] or 0) > step, "a step after the loss", 400)
-        fault = f"host lost without a word, {WHERE[during]}, {survivors} survivors"
+        fault = f"host lost, {WHERE[during]}, {survivors} survivors"
         state = "memory" if during != "join" else "the base model"
         fault_table.add_local(framework, fault, again["time"] - lost_at, state)
         if during != "join":  # where the first world never began nothing is in memory

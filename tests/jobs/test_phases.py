@@ -136,7 +136,7 @@ def test_a_rank_that_stops_inside_a_phase_is_found(job, tmp_path, framework, ela
     verdict = next(e for e in status["events"] if ") hangs: " in e["what"])
     seconds = verdict["time"] - os.stat(tmp_path / "stopped").st_mtime
     kind = "elastic" if elastic else "static"
-    fault_table.add_local(framework, f"{kind}: stops in {phase} by {how}, found", seconds, "-")
+    fault_table.add_local(framework, f"{kind}: stops in {phase} by {how}", seconds, "-")
     assert seconds < 2 * (HANG + 10)
     assert verdict["what"].startswith("rank 0 ")
     code, verdict, status = one.end(LIMIT)

@@ -17,7 +17,7 @@ are those between the last one reported (every second) and the state that traini
 Processes left are the job's own that should be gone and are not. A framework's cell has repeated
 steps; seconds until any rank, and until all ranks train again.
 
-- "agents without YARN": the same driver and agents as processes of one machine, with slowness
+- "no YARN": the same driver and agents as processes of one machine, with slowness
   injected (tests/workers/slow), for lost hosts a network namespace each, and `job.hang_seconds: 5`
   (tests/jobs/test_phases.py, tests/training/test_stops.py, tests/jobs/test_local_network.py,
   tests/jobs/test_local_training.py). Seconds of a lost host count from its loss being known to the
@@ -57,7 +57,7 @@ class Row:
     """None: not looked for."""
 
 
-LOCAL = " (agents without YARN)"
+LOCAL = " (no YARN)"
 """Of faults that are done to the same driver and agents as processes of one machine."""
 
 
