@@ -134,7 +134,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GateVerdict:
     """The gate's verdict on a run."""
 
     split: str
@@ -258,7 +258,7 @@ def finished_run(directory: str) -> Run:
     return Run(directory, export, info, run)
 
 
-def judge(config: Config, evaluate: Evaluate, *, run: Run | None = None) -> Verdict:
+def judge(config: Config, evaluate: Evaluate, *, run: Run | None = None) -> GateVerdict:
     """Judge the configuration's run by its gate, and store the verdict in the run directory.
 
     A stored verdict on the same weights, bounds and published version is returned as it is.
@@ -325,7 +325,7 @@ def _over_baseline(config: Config, run: Run) -> tuple[Check, ...]:
 
 def _judged(
     config: Config, run: Run, bar: tuple[Check, ...], now: dict | None, evaluate: Evaluate
-) -> Verdict:
+) -> GateVerdict:
     gate = config.gate
     metrics = run.metrics().get(gate.split)
     if metrics is None and gate.asks:
@@ -345,7 +345,7 @@ def _judged(
         else:
             notes = (comparison,)
     step = run.info.get("step")
-    return Verdict(
+    return GateVerdict(
         gate.split, checks, run.run_id, step, now["version"] if now else None, notes=notes
     )
 
@@ -364,7 +364,7 @@ def _against(config: Config, run: Run, metrics: dict, now: dict, evaluate: Evalu
     return better_by(margin, "gate.margin", name, metrics.get(name), published, value)
 
 
-def _stored(path: str, key: str) -> Verdict | None:
+def _stored(path: str, key: str) -> GateVerdict | None:
     """Read the verdict in the run directory, if it has this key."""
     try:
         stored = storage.read_object(path, VERDICT_SHAPE)
@@ -374,7 +374,7 @@ def _stored(path: str, key: str) -> Verdict | None:
         return None
     names = ("metric", "bound", "got", "against")
     checks = tuple(Check(*(check.get(name) for name in names)) for check in stored["checks"])
-    return Verdict(
+    return GateVerdict(
         stored["split"], checks, stored["run_id"], stored.get("step"), stored.get("published"),
         notes=tuple(stored.get("notes") or ()),
     )  # fmt: skip

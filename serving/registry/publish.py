@@ -27,7 +27,7 @@ from howdah.data.lineage import forgotten
 from howdah.errors import AlreadyExists, ForgottenRows, ModelError, NotFound, UsageError
 from howdah.models import integrity
 from howdah.models.registry import CHALLENGER, EXPORT_FOLDERS, MANIFEST, Published, manifest_of
-from howdah.serving.registry.gate import Evaluate, Run, Verdict, finished_run, judge, now_text
+from howdah.serving.registry.gate import Evaluate, GateVerdict, Run, finished_run, judge, now_text
 from howdah.storage import Entry, commit
 
 FORMAT_VERSION = 1
@@ -44,7 +44,7 @@ def publish(
     *,
     note: str | None = None,
     challenger: bool = False,
-    review: Callable[[Run, Verdict], None] = lambda run, verdict: None,
+    review: Callable[[Run, GateVerdict], None] = lambda run, verdict: None,
     progress: Progress = lambda line: None,
 ) -> dict:
     """Publish the export of the configuration's run, if it passes the gate.
