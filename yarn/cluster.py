@@ -101,7 +101,7 @@ class YarnCluster(Cluster):
         ]
         return out
 
-    def request(self, claim: Record, directory: str, progress: Progress) -> spec.Application:
+    def request(self, claim: Record, directory: str, progress: Progress) -> spec.ApplicationRequest:
         """Ship what the application needs, and return the request to YARN.
 
         Args:

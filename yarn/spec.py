@@ -1,7 +1,7 @@
 """A job's request to YARN, computed from only the configuration and the shipped files.
 
-These are pure functions without files, network or skein. `skein_backend` converts an `Application`
-to skein's objects; `howdah submit --dry-run` prints it.
+These are pure functions without files, network or skein. `skein_backend` converts an
+`ApplicationRequest` to skein's objects; `howdah submit --dry-run` prints it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ContainerRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Application:
+class ApplicationRequest:
     """The request for a whole job or server."""
 
     name: str
@@ -137,7 +137,7 @@ def application(
     nodes: Sequence[str] = (),
     secure: bool,
     token: str,
-) -> Application:
+) -> ApplicationRequest:
     """A job's request to YARN.
 
     Args:
@@ -149,7 +149,7 @@ def application(
     """
     options = config.yarn
     files = localised(shipment, hadoop_file, {CONFIG: config_file, SECRET: secret_file})
-    return Application(
+    return ApplicationRequest(
         name=config.run.name,
         **common(config, config.run.directory, secure=secure, token=token),
         file_systems=file_systems(cluster_paths.of_ranks(config).values()),
@@ -196,7 +196,7 @@ def localised(
 
 
 def common(config: Config, directory: str, *, secure: bool, token: str) -> dict[str, Any]:
-    """The fields of an `Application` that jobs and servers share.
+    """The fields of an `ApplicationRequest` that jobs and servers share.
 
     Args:
         directory: the run directory, or the served model's.
