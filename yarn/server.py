@@ -56,7 +56,7 @@ def remove_address(application: str, model_directory: str) -> None:
 
 def application(
     config: Config,
-    shipment: spec.Shipment,
+    shipment: spec.YarnShipment,
     model_directory: str,
     *,
     config_file: str,

@@ -75,7 +75,7 @@ def _variable(name: str) -> str:
     return value
 
 
-def _secrets() -> secret_file.Secrets:
+def _secrets() -> secret_file.JobSecrets:
     try:
         with open(spec.SECRET, encoding="utf-8") as file:
             return secret_file.parse(file.read())
