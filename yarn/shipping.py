@@ -35,7 +35,7 @@ def plan(
     wheel = package.wheel()
     packages = [wheel]
     environment = None
-    if {"archive": True, "path": False}[config.yarn.environment]:
+    if config.yarn.python is None:
         began = time.monotonic()
         made = package.environment(kind or config.training.framework, progress=progress)
         seconds = time.monotonic() - began

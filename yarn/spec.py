@@ -253,10 +253,10 @@ def file_names(config: Config) -> dict[str, str]:
 # ------------------------------------------------------------------------------------- scripts
 def words(config: Config, name: str, *arguments: str) -> str:
     """The command in a container's script that runs one of Howdah's modules."""
-    python = {
-        "archive": f"./{ENVIRONMENT}/bin/python",
-        "path": shlex.quote(config.yarn.python or ""),
-    }[config.yarn.environment]
+    if config.yarn.python is None:
+        python = f"./{ENVIRONMENT}/bin/python"
+    else:
+        python = shlex.quote(config.yarn.python)
     return " ".join(isolation.module(name, *arguments, python=python))
 
 
