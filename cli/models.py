@@ -204,7 +204,7 @@ def score(
     from howdah.serving.scoring import score as scoring
     from howdah.serving.scoring.selection import Selection
 
-    request = scoring.Request(
+    request = scoring.ScoreRequest(
         model=model, source=source, output=output,
         selection=Selection(partitions=tuple(partition or ()), since=since, until=until),
         text_columns=text_column, id_column=id_column, framework=framework,

@@ -46,7 +46,7 @@ from howdah.spark import connectors, shipping, sizing
 from howdah.spark.errors import translated
 from howdah.spark.interrupts import interrupts
 from howdah.spark.session import (
-    Application,
+    SparkApplication,
     in_container,
     is_active,
     is_local_master,
@@ -141,7 +141,7 @@ def run(
     *,
     progress: Progress,
     encoder: AnyEncoder | None = None,
-    ready: Callable[[Application], None] | None = None,
+    ready: Callable[[SparkApplication], None] | None = None,
 ) -> EtlResult:
     """Make the dataset that the config describes, unless it is there: the driver's whole work.
 
@@ -175,9 +175,9 @@ def run(
             shipped, short = fast | shipped, bool(fast)
         if local:
             shipped = {"spark.python.daemon.module": _DAEMON} | shipped
-        started: list[Application] = []
+        started: list[SparkApplication] = []
 
-        def announce(application: Application) -> None:
+        def announce(application: SparkApplication) -> None:
             started.append(application)
             if shipping.on_yarn(data.spark):
                 progress(f"application {application.id}, its pages: {application.ui}")

@@ -60,7 +60,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class HangVerdict:
     """A rank that hangs."""
 
     member: str
@@ -68,7 +68,7 @@ class Verdict:
     why: str
 
 
-def hanging(views: Sequence[View], hang_seconds: float) -> list[Verdict]:
+def hanging(views: Sequence[View], hang_seconds: float) -> list[HangVerdict]:
     """The ranks of one world that hang.
 
     Args:
@@ -86,7 +86,7 @@ def hanging(views: Sequence[View], hang_seconds: float) -> list[Verdict]:
             limit = max(limit, view.step_seconds * _STEP_FACTOR)
         why = stands_still(view, hang_seconds, limit)
         if why is not None:
-            verdicts.append(Verdict(view.member, view.rank, why))
+            verdicts.append(HangVerdict(view.member, view.rank, why))
     return verdicts
 
 

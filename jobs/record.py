@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from howdah import storage
-from howdah.config.job import Place
+from howdah.config.job import ClusterName
 from howdah.core.cache import cache_root
 from howdah.core.processes import boot_id, process_start
 from howdah.errors import DataError, NotFound, StorageError
@@ -127,7 +127,7 @@ _NAMES = tuple(one.name for one in fields(Record))
 _SHAPE = Fields(
     {
         **dict.fromkeys(_NAMES, TEXT), "submitted": NUMBER, "pid": COUNT, "start": COUNT,
-        "on": one_of(get_args(Place)), "kind": one_of(("training", "server")),
+        "on": one_of(get_args(ClusterName)), "kind": one_of(("training", "server")),
     },
     needed=_NAMES,
 )  # fmt: skip

@@ -18,7 +18,7 @@ from howdah.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Secrets:
+class JobSecrets:
     """The file's contents, which must never be printed."""
 
     secret: str = field(repr=False)
@@ -30,7 +30,7 @@ class Secrets:
         return json.dumps({"secret": self.secret, "env": dict(self.env)})
 
 
-def parse(text: str) -> Secrets:
+def parse(text: str) -> JobSecrets:
     """The file's contents.
 
     Raises:
@@ -39,7 +39,7 @@ def parse(text: str) -> Secrets:
     payload = json.loads(text)
     if not isinstance(payload, dict):
         raise ValueError("not an object")
-    return Secrets(secret=payload["secret"], env=dict(payload["env"]))
+    return JobSecrets(secret=payload["secret"], env=dict(payload["env"]))
 
 
 def values(config: Config, environ: Mapping[str, str]) -> dict[str, str]:

@@ -17,13 +17,13 @@ from howdah import storage
 from howdah.errors import ModelError, NotFound
 from howdah.models.registry import manifest_of
 
-Files = Mapping[str, Mapping[str, Any]]
+ManifestFiles = Mapping[str, Mapping[str, Any]]
 """`files` of a manifest: {name: {bytes, sha256}}."""
 
 _CHUNK = 8 * 2**20
 
 
-def files_of(directory: str) -> Files | None:
+def files_of(directory: str) -> ManifestFiles | None:
     """The files of a published version by its manifest; None if the directory is not one."""
     manifest = manifest_of(directory, whole=True)
     return manifest and manifest["files"]
@@ -43,7 +43,7 @@ def digest(path: str) -> dict[str, Any]:
     return {"bytes": size, "sha256": sha256.hexdigest()}
 
 
-def require_whole(directory: str, files: Files, *, at: str | None = None) -> None:
+def require_whole(directory: str, files: ManifestFiles, *, at: str | None = None) -> None:
     """Refuse files that differ from those of the manifest.
 
     Args:
@@ -83,7 +83,7 @@ def require_same(path: str, file: Mapping[str, Any], got: Mapping[str, Any] | No
 
 @contextlib.contextmanager
 def unchanged(
-    directory: str, files: Files | None, local: str, patterns: Sequence[str]
+    directory: str, files: ManifestFiles | None, local: str, patterns: Sequence[str]
 ) -> Iterator[None]:
     """Guard the block that opens a version's files: they are compared with the manifest before it,
     and must be the same files after it, so that the hashed bytes are the ones that were read.

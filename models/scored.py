@@ -25,7 +25,7 @@ _SHAPE = Fields(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Files:
+class PartitionState:
     """The state of a partition's files."""
 
     location: str | None
@@ -44,10 +44,10 @@ class Marker:
 
     model: dict[str, Any]
     source_table: str
-    source: Files
+    source: PartitionState
     options: dict[str, Any]
     output_table: str
-    output: Files
+    output: PartitionState
     partition: str
     """The source's partition, column=value/..."""
     rows: int
@@ -78,7 +78,7 @@ def read(directory: str) -> Marker | None:
     if marker["format_version"] != FORMAT_VERSION:
         return None
     try:
-        sides = {name: Files(**marker[name]) for name in ("source", "output")}
+        sides = {name: PartitionState(**marker[name]) for name in ("source", "output")}
         return Marker(**{**marker, **sides})
     except TypeError:
         return None

@@ -44,9 +44,9 @@ HEAVY = {"tensorflow", "torch", "transformers", "pyspark", "horovod", "airflow",
          "optuna", "ray", "wandb"}  # fmt: skip
 
 EXTRAS = {
-    "pyspark": ("etl/", "howdah/spark/", "data/", "jobs/clusters/spark_place.py",
+    "pyspark": ("etl/", "howdah/spark/", "data/", "jobs/clusters/spark_driver.py",
                 "serving/prediction/", "serving/scoring/"),
-    "ray": ("jobs/clusters/ray_place.py", "serving/deployment/"),
+    "ray": ("jobs/clusters/ray_driver.py", "serving/deployment/"),
     "optuna": ("tuning/",),
     "deepspeed": (),
 }  # fmt: skip

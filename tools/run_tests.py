@@ -53,7 +53,7 @@ BESIDE_MEMORY = 15 * 2**30  # bytes that two groups at once may need
 READ_PAGES = (
     "tests/test_docs.py",
     "tests/config/test_policy.py",
-    "tests/jobs/clusters/test_places.py",
+    "tests/jobs/clusters/test_clusters.py",
 )
 READ_TESTS = ("tests/test_docs.py", "tests/test_rooms.py")
 NO_TESTS = 5  # pytest's exit code for a selection that selects nothing

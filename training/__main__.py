@@ -44,7 +44,7 @@ from howdah.training.elastic.heartbeat import Heartbeat
 from howdah.training.process import failure, output
 from howdah.training.run.local_dir import local_directory
 from howdah.training.run.run import Run
-from howdah.training.worlds import Worlds
+from howdah.training.worlds import ProcessWorlds
 
 _LOOPS = {"tensorflow": "howdah.training.loop_tf", "torch": "howdah.training.loop_torch"}
 
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         run.open()  # before the framework: a directory in use is refused at once
         run.heartbeat.start(run.say)
-        _train(config, run, Worlds(config.training.framework, run, waits=waits))
+        _train(config, run, ProcessWorlds(config.training.framework, run, waits=waits))
     except BaseException as error:  # noqa: BLE001 - every end of a rank is recorded
         _leave(run, error)
     return 0
@@ -123,7 +123,7 @@ def _standby(args: argparse.Namespace) -> int:
     console = ChannelConsole(channel, output.terminal_of_command())
     run = Run(config, env.RankEnv(), console=console, log=sys.stderr, heartbeat=heartbeat)
     _configure_storage(config, run.say)
-    worlds = Worlds(config.training.framework, run, channel, waits)
+    worlds = ProcessWorlds(config.training.framework, run, channel, waits)
 
     def stop(save: bool) -> None:
         if save:
@@ -189,7 +189,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _train(config: Config, run: Run, worlds: Worlds) -> None:
+def _train(config: Config, run: Run, worlds: ProcessWorlds) -> None:
     device = _start_framework(config.training.framework)
     run.gpu = device.gpu
     importlib.import_module(_LOOPS[config.training.framework]).train(config, worlds, run)

@@ -33,10 +33,10 @@ from howdah.training.optim.steps_tf import Steps
 from howdah.training.preparation.job import prepare
 from howdah.training.resuming import resume
 from howdah.training.run.run import Run
-from howdah.training.worlds import Worlds
+from howdah.training.worlds import ProcessWorlds
 
 
-def train(config: Config, worlds: Worlds, run: Run) -> None:
+def train(config: Config, worlds: ProcessWorlds, run: Run) -> None:
     """Train, evaluate and export a run. Every rank enters.
 
     Args:

@@ -33,7 +33,7 @@ _AGAIN_SECONDS = 1.0
 ones."""
 
 
-class Worlds:
+class ProcessWorlds:
     """The worlds of this process, to be iterated over once.
 
     Args:

@@ -15,7 +15,7 @@ from typing import Any
 
 from howdah import storage
 from howdah.config import loader
-from howdah.config.job import Place
+from howdah.config.job import ClusterName
 from howdah.config.loader import Config
 from howdah.config.metric_table import METRICS
 from howdah.config.splits import TRAIN, VALIDATION
@@ -275,7 +275,7 @@ def trial_config(
     directory: str,
     datasets: Mapping[str, str],
     threads: int | None = None,
-    on: Place | None = None,
+    on: ClusterName | None = None,
 ) -> Config:
     """The configuration of a trial.
 

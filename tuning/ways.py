@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from howdah.config.job import Place
+from howdah.config.job import ClusterName
 from howdah.config.loader import Config
 from howdah.core import machine
 from howdah.errors import HowdahError, NotFound, TrainingError, UsageError, WorkersLost
@@ -29,7 +29,7 @@ class Way:
 
     ranks: int = 1
     """Ranks of each trial; the most ranks of an elastic job."""
-    on: Place | None = None
+    on: ClusterName | None = None
     """The cluster of the trials' jobs, which have the workers and resources of the configuration's
     section `job`; None: trials are trainings on this machine."""
 

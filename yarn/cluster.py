@@ -101,7 +101,7 @@ class YarnCluster(Cluster):
         ]
         return out
 
-    def request(self, claim: Record, directory: str, progress: Progress) -> spec.Application:
+    def request(self, claim: Record, directory: str, progress: Progress) -> spec.ApplicationRequest:
         """Ship what the application needs, and return the request to YARN.
 
         Args:
@@ -110,7 +110,7 @@ class YarnCluster(Cluster):
         config, conf = self.config, self.manager.conf
         shipment, packages = shipping.plan(config, progress)
         shipping.upload(config, packages, progress)
-        secrets = secret_file.Secrets(
+        secrets = secret_file.JobSecrets(
             secret=address.new_secret(), env=secret_file.values(config, os.environ)
         )
         write = secret_file.write_private

@@ -56,7 +56,7 @@ def remove_address(application: str, model_directory: str) -> None:
 
 def application(
     config: Config,
-    shipment: spec.Shipment,
+    shipment: spec.YarnShipment,
     model_directory: str,
     *,
     config_file: str,
@@ -64,7 +64,7 @@ def application(
     hadoop_file: str,
     secure: bool,
     token: str,
-) -> spec.Application:
+) -> spec.ApplicationRequest:
     """The server's request to YARN; a pure function.
 
     Args:
@@ -73,7 +73,7 @@ def application(
         token: this submission's token, which one of its tags contains.
     """
     tokens = {} if token_file is None else {TOKENS: token_file}
-    return spec.Application(
+    return spec.ApplicationRequest(
         name=f"serve {storage.name(model_directory.rstrip('/'))}",
         **spec.common(config, model_directory, secure=secure, token=token),
         file_systems=spec.file_systems([model_directory]),

@@ -65,7 +65,7 @@ class ServerCluster(YarnCluster):
                 remedy="`howdah publish` publishes a run",
             )
 
-    def request(self, claim: Record, directory: str, progress: Progress) -> spec.Application:
+    def request(self, claim: Record, directory: str, progress: Progress) -> spec.ApplicationRequest:
         config, conf = self.config, self.manager.conf
         shipment, packages = shipping.plan(config, progress, kind="serve")
         shipping.upload(config, packages, progress)

@@ -16,12 +16,12 @@ from howdah.packaging import package
 from howdah.packaging.cluster_paths import staging
 from howdah.packaging.package import Package
 from howdah.packaging.staging import PACKAGES, ready
-from howdah.yarn.spec import Shipment, Source, file_names
+from howdah.yarn.spec import ContainerFile, YarnShipment, file_names
 
 
 def plan(
     config: Config, progress: Progress, *, kind: str | None = None
-) -> tuple[Shipment, list[Package]]:
+) -> tuple[YarnShipment, list[Package]]:
     """The packages of a job, built if they are not in the local cache. Nothing is uploaded.
 
     Args:
@@ -35,17 +35,17 @@ def plan(
     wheel = package.wheel()
     packages = [wheel]
     environment = None
-    if {"archive": True, "path": False}[config.yarn.environment]:
+    if config.yarn.python is None:
         began = time.monotonic()
         made = package.environment(kind or config.training.framework, progress=progress)
         seconds = time.monotonic() - began
         progress(f"environment {made.name}: {made.size / 2**20:,.0f} MiB, ready in {seconds:.1f} s")
         packages.append(made)
-        environment = Source(url=storage.join(directory, made.name), kind="archive")
+        environment = ContainerFile(url=storage.join(directory, made.name), kind="archive")
     files = {}
     for name, path in file_names(config).items():
         if not storage.is_local(path):
-            files[name] = Source(url=path)
+            files[name] = ContainerFile(url=path)
             continue
         local = storage.local_path(path)
         if not storage.exists(local) or storage.is_dir(local):
@@ -56,9 +56,9 @@ def plan(
             )
         made = package.of_file(local)
         packages.append(made)
-        files[name] = Source(url=storage.join(directory, made.name))
-    shipment = Shipment(
-        wheel=Source(url=storage.join(directory, wheel.name)),
+        files[name] = ContainerFile(url=storage.join(directory, made.name))
+    shipment = YarnShipment(
+        wheel=ContainerFile(url=storage.join(directory, wheel.name)),
         wheel_name=wheel.name,
         wheel_sha256=package.sha256(wheel.path),
         environment=environment,

@@ -75,7 +75,7 @@ def _variable(name: str) -> str:
     return value
 
 
-def _secrets() -> secret_file.Secrets:
+def _secrets() -> secret_file.JobSecrets:
     try:
         with open(spec.SECRET, encoding="utf-8") as file:
             return secret_file.parse(file.read())
@@ -320,7 +320,7 @@ class SkeinAgent(AgentBackend):
 
 # ---------------------------------------------------------------------------------- submission
 def submit(
-    application: spec.Application, *, keytab: str | None = None, principal: str | None = None
+    application: spec.ApplicationRequest, *, keytab: str | None = None, principal: str | None = None
 ) -> str:
     """Submit an application to YARN, and return its id.
 
@@ -354,7 +354,7 @@ def submit(
                 return client.submit(_specification(skein, application, security))
 
 
-def _specification(skein: Any, application: spec.Application, security: Any) -> Any:
+def _specification(skein: Any, application: spec.ApplicationRequest, security: Any) -> Any:
     """The application as skein's objects."""
 
     def files(request: spec.ContainerRequest) -> dict[str, Any]:

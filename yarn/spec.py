@@ -1,7 +1,7 @@
 """A job's request to YARN, computed from only the configuration and the shipped files.
 
-These are pure functions without files, network or skein. `skein_backend` converts an `Application`
-to skein's objects; `howdah submit --dry-run` prints it.
+These are pure functions without files, network or skein. `skein_backend` converts an
+`ApplicationRequest` to skein's objects; `howdah submit --dry-run` prints it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _RESERVED = (CONFIG, SECRET, HADOOP, FINISHED, ENVIRONMENT, "home", "tmp")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class ContainerFile:
     """A file for a container's working directory; `url` is local, or readable from all nodes."""
 
     url: str
@@ -54,16 +54,16 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shipment:
+class YarnShipment:
     """The files on the cluster's storage for the job's containers."""
 
-    wheel: Source
+    wheel: ContainerFile
     wheel_name: str
     wheel_sha256: str
     """Hash of the submitted wheel; containers refuse to run any other."""
-    environment: Source | None = None
+    environment: ContainerFile | None = None
     """The Python environment; None: the nodes have one (`yarn.python`)."""
-    files: Mapping[str, Source] = dataclasses.field(default_factory=dict)
+    files: Mapping[str, ContainerFile] = dataclasses.field(default_factory=dict)
     """The files of `yarn.files`, by their names in containers."""
 
 
@@ -75,12 +75,12 @@ class ContainerRequest:
     vcores: int
     gpus: int
     script: str
-    files: Mapping[str, Source]
+    files: Mapping[str, ContainerFile]
     env: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Application:
+class ApplicationRequest:
     """The request for a whole job or server."""
 
     name: str
@@ -129,7 +129,7 @@ def _canonical(directory: str) -> str:
 
 def application(
     config: Config,
-    shipment: Shipment,
+    shipment: YarnShipment,
     *,
     config_file: str,
     secret_file: str,
@@ -137,7 +137,7 @@ def application(
     nodes: Sequence[str] = (),
     secure: bool,
     token: str,
-) -> Application:
+) -> ApplicationRequest:
     """A job's request to YARN.
 
     Args:
@@ -149,7 +149,7 @@ def application(
     """
     options = config.yarn
     files = localised(shipment, hadoop_file, {CONFIG: config_file, SECRET: secret_file})
-    return Application(
+    return ApplicationRequest(
         name=config.run.name,
         **common(config, config.run.directory, secure=secure, token=token),
         file_systems=file_systems(cluster_paths.of_ranks(config).values()),
@@ -176,8 +176,8 @@ def application(
 
 
 def localised(
-    shipment: Shipment, hadoop_file: str, private: Mapping[str, str]
-) -> dict[str, Source]:
+    shipment: YarnShipment, hadoop_file: str, private: Mapping[str, str]
+) -> dict[str, ContainerFile]:
     """The files of a container's working directory.
 
     Args:
@@ -187,8 +187,8 @@ def localised(
     files = {
         **shipment.files,
         shipment.wheel_name: shipment.wheel,
-        **{name: Source(url=f"file://{path}") for name, path in private.items()},
-        HADOOP: Source(url=f"file://{hadoop_file}", kind="archive"),
+        **{name: ContainerFile(url=f"file://{path}") for name, path in private.items()},
+        HADOOP: ContainerFile(url=f"file://{hadoop_file}", kind="archive"),
     }
     if shipment.environment is not None:
         files[ENVIRONMENT] = shipment.environment
@@ -196,7 +196,7 @@ def localised(
 
 
 def common(config: Config, directory: str, *, secure: bool, token: str) -> dict[str, Any]:
-    """The fields of an `Application` that jobs and servers share.
+    """The fields of an `ApplicationRequest` that jobs and servers share.
 
     Args:
         directory: the run directory, or the served model's.
@@ -253,14 +253,14 @@ def file_names(config: Config) -> dict[str, str]:
 # ------------------------------------------------------------------------------------- scripts
 def words(config: Config, name: str, *arguments: str) -> str:
     """The command in a container's script that runs one of Howdah's modules."""
-    python = {
-        "archive": f"./{ENVIRONMENT}/bin/python",
-        "path": shlex.quote(config.yarn.python or ""),
-    }[config.yarn.environment]
+    if config.yarn.python is None:
+        python = f"./{ENVIRONMENT}/bin/python"
+    else:
+        python = shlex.quote(config.yarn.python)
     return " ".join(isolation.module(name, *arguments, python=python))
 
 
-def preamble(shipment: Shipment) -> str:
+def preamble(shipment: YarnShipment) -> str:
     """The beginning of each container's script.
 
     It sets a home and a temporary directory for the container (/tmp may be noexec, the user may
@@ -290,7 +290,7 @@ def preamble(shipment: Shipment) -> str:
     )
 
 
-def _driver_script(config: Config, shipment: Shipment) -> str:
+def _driver_script(config: Config, shipment: YarnShipment) -> str:
     """The driver's script, which skein's master starts as its child.
 
     If the driver dies before it has reported the job's end, the script kills the master, so that

@@ -1,4 +1,4 @@
-"""Remote shards fetched before they are needed, and leased until they have been read."""
+"""Remote shards fetched before they are needed, and locked until they have been read."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _RETRY_SECONDS = 0.5
 class Prefetcher:
     """A thread that keeps the node's cache one group of shards ahead of its reader.
 
-    It leases the shards that its reader needs now and next: otherwise making room in a small cache
+    It locks the shards that its reader needs now and next: otherwise making room in a small cache
     could remove a shard before it is read, and it would be fetched twice. While its reader waits
-    and a reader elsewhere requests room, it releases the leases: the two would wait for each other.
+    and a reader elsewhere requests room, it releases the locks: the two would wait for each other.
 
     The ranks of a node need the same groups. Each starts at another shard of a group, so that they
     fetch different ones at a time; a shard that one of them fetches is there for all.
@@ -46,7 +46,7 @@ class Prefetcher:
         """Shards of these groups, in the order to fetch them."""
         self._settled: set[int] = set()
         """Those of `_needed` that were fetched or are damaged."""
-        self._leases = files.cache.leases()
+        self._locks = files.cache.shard_locks()
         self._reader_waiting = self._released = self._closed = False
         self._requests_seen = 0
         """Number of consecutive looks of this thread at which a process requested room."""
@@ -65,7 +65,7 @@ class Prefetcher:
                 shards = [number for group in range(*groups) for number in self._shards(group)]
                 self._needed = list(dict.fromkeys(shards))
                 self._settled = set() if self._released else self._settled & set(shards)
-                self._leases.replace(map(self._files.key_of, shards))
+                self._locks.replace(map(self._files.key_of, shards))
             self._reader_waiting = self._released = False
             self._requests_seen = 0
             self._changed.notify()
@@ -76,10 +76,10 @@ class Prefetcher:
             self._reader_waiting = True
 
     def close(self) -> None:
-        """Release the leases and fetch nothing more; a transfer under way ends by itself."""
+        """Release the locks and fetch nothing more; a transfer under way ends by itself."""
         with self._changed:
             self._closed = True
-            self._leases.close()
+            self._locks.close()
             self._changed.notify()
 
     # --------------------------------------------------------------------------------- the thread
@@ -128,7 +128,7 @@ class Prefetcher:
         # Twice in a row: two processes that look at the same moment take each other for a request.
         if self._requests_seen == 2:
             self._released = True  # until the reader continues
-            self._leases.replace(())
+            self._locks.replace(())
 
     def _groups_of(self, step: int) -> tuple[int, int]:
         """The groups that a step's window reads and the one after: first, end (exclusive).

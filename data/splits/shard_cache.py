@@ -1,8 +1,8 @@
 """Local copies of remote files: fetched once for all processes of a node, whole, and bounded.
 
     <directory>/space.lock            held while room is made
-    <directory>/wanted.lock           the leases on what is read now and next (leases.py)
-    <directory>/asked.lock            held, shared, by a reader that cannot continue without room
+    <directory>/shards.lock           the locks on what is read now and next (shard_locks.py)
+    <directory>/room_requests.lock    held, shared, by a reader that cannot continue without room
     <directory>/<set>/in-use          locked by every process that has this set of files open
     <directory>/<set>/<name>          a whole file; a reader holds a shared lock on it (Pin)
     <directory>/<set>/<name>.part     being fetched by the process that holds its lock
@@ -12,15 +12,15 @@ A file gets its own name by a rename, after its check; from then on it is only r
 When a file may leave the disk: only to make room for another one, the least recently used first,
 and only while (`ShardCache._remove_if_unused`)
 
-    no reader leases it            the shards that a reader reads now and next: Prefetcher
+    no reader has locked it        the shards that a reader reads now and next: Prefetcher
     no process has it pinned       a shard: mapped by ShardSet
     its set is not in use          an index: mapped as long as its dataset is open
 
 A reader that finds no room releases its pins before it waits (`ShardSet._open`), and requests room
-(`request_room`). Prefetchers whose own reader waits anyway then release their leases, so that no
+(`request_room`). Prefetchers whose own reader waits anyway then release their locks, so that no
 two ranks wait for each other. A copy that is found damaged is removed at once (`drop`).
 
-All locks are the kernel's, flock(2) on open files but for the leases: they end with their process,
+All locks are the kernel's, flock(2) on open files but for shards.lock: they end with their process,
 however it dies, so that none is ever stale. The unlocked `.part` of a killed process is fetched
 anew by the next process that needs the file, or removed to make room. Files are open to read where
 their lock is shared and to write where it is exclusive, as NFS demands (flock(2)): home directories
@@ -42,12 +42,12 @@ from howdah import storage
 from howdah.core import activity
 from howdah.core.cache import cache_root
 from howdah.core.processes import is_named, locked
-from howdah.data.splits.leases import ShardLeases, is_leased
+from howdah.data.splits.shard_locks import ShardLocks, is_locked
 from howdah.errors import HowdahError, PermissionDenied, StorageError, StorageFull
 
 DEFAULT_BYTES = 20 * 2**30
 _PART = ".part"
-_ROOM_REQUESTS, _LEASES = "asked.lock", "wanted.lock"
+_ROOM_REQUESTS, _SHARD_LOCKS = "room_requests.lock", "shards.lock"
 _POLL_SECONDS = 0.02
 _KEPT = ".index"
 """Ending of files that stay while their set is in use: they are mapped without a lock of their own,
@@ -58,7 +58,7 @@ Fill = Callable[[BinaryIO], None]
 
 
 class NoRoom(StorageFull):
-    """All files of the cache are in use or leased at this moment."""
+    """All files of the cache are in use or locked at this moment."""
 
 
 def default_directory() -> str:
@@ -235,10 +235,10 @@ class ShardCache:
                 file.close()
 
     # ---------------------------------------------------------------------------------- room
-    def leases(self) -> ShardLeases:
-        """A reader's leases, none yet: what it leases is not removed to make room."""
+    def shard_locks(self) -> ShardLocks:
+        """A reader's locks, none yet: what it locks is not removed to make room."""
         with self._typed():
-            return ShardLeases(os.path.join(self.directory, _LEASES))
+            return ShardLocks(os.path.join(self.directory, _SHARD_LOCKS))
 
     @contextlib.contextmanager
     def request_room(self) -> Iterator[None]:
@@ -317,9 +317,9 @@ class ShardCache:
         return None
 
     def _remove_if_unused(self, path: str) -> bool:
-        """Remove a file unless it is leased, pinned, or an index of a set in use."""
+        """Remove a file unless it is locked, pinned, or an index of a set in use."""
         key = os.path.relpath(path, self.directory)
-        if is_leased(os.path.join(self.directory, _LEASES), key):
+        if is_locked(os.path.join(self.directory, _SHARD_LOCKS), key):
             return False
         guard = path  # its lock tells whether the file is in use
         if path.endswith(_KEPT):

@@ -94,7 +94,7 @@ def write(
     *,
     part: str,
     buckets: int,
-    secrets: credentials.Secrets | None,
+    secrets: credentials.TaskTokens | None,
     near: bool = True,
 ) -> list[LedgerFile]:
     """Write the ledger of new rows into a version directory; the manifest will list the files.
@@ -164,7 +164,12 @@ Paths = dict[int, list[tuple[str, str | None]]]
 
 
 def met(
-    rows: DataFrame, paths: Paths, *, buckets: int, most: int, secrets: credentials.Secrets | None
+    rows: DataFrame,
+    paths: Paths,
+    *,
+    buckets: int,
+    most: int,
+    secrets: credentials.TaskTokens | None,
 ) -> DataFrame:
     """(kind, id, node, band): old rows (`node`) in the LSH buckets (`band`) of new ones (`id`).
 
@@ -193,7 +198,7 @@ def compared(
     *,
     buckets: int,
     options: DedupOptions,
-    secrets: credentials.Secrets | None,
+    secrets: credentials.TaskTokens | None,
     full: bool = True,
 ) -> DataFrame:
     """HITS: old rows of the same text as new ones, or like them.
@@ -232,7 +237,7 @@ def _looked_up(
     work: Callable[..., Iterator],
     schema: str,
     buckets: int,
-    secrets: credentials.Secrets | None,
+    secrets: credentials.TaskTokens | None,
 ) -> DataFrame:
     """Give each task the rows of its buckets; `lookups` says of each row which one it is for."""
     placed = lookups.repartition(buckets, "bucket")

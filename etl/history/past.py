@@ -22,7 +22,7 @@ from howdah.data.manifest import (
 from howdah.errors import ConfigError, DataError
 from howdah.etl.history import ledger, place
 from howdah.etl.sources.source import Source
-from howdah.etl.workspace.credentials import Secrets
+from howdah.etl.workspace.credentials import TaskTokens
 
 _BOUNDS = ("max_reject_fraction", "max_leakage")
 """Keys of data.quality that do not decide which rows are kept."""
@@ -52,7 +52,7 @@ class Past:
     source: dict[str, Any]
     config: dict[str, Any]
     buckets: int
-    secrets: Secrets | None = None
+    secrets: TaskTokens | None = None
 
     @property
     def replaced(self) -> PartEntry | None:

@@ -90,7 +90,7 @@ class RowRules:
     """Texts are pairs (data/clean.py)."""
 
 
-class Verdict(NamedTuple):
+class RowVerdict(NamedTuple):
     """What the gate says of one row: `reason` is None for a row that passes."""
 
     text: str
@@ -120,7 +120,7 @@ def judge(
     clean: CleanOptions,
     quality: QualityOptions,
     rules: RowRules,
-) -> Verdict:
+) -> RowVerdict:
     """Clean one row and judge it.
 
     Args:
@@ -132,7 +132,7 @@ def judge(
     for name, side in zip(("text", "text_pair"), raw.split(PAIR), strict=False):
         if len(side) > _RAW * quality.max_characters:
             detail = f"{name}: " * rules.pairs + f"{len(side)} characters before cleaning"
-            return Verdict(raw[:REJECTED_CHARACTERS], label, "too_long", detail)
+            return RowVerdict(raw[:REJECTED_CHARACTERS], label, "too_long", detail)
     if rules.pairs:
         text = clean_pair(raw, clean)
         sides = [
@@ -156,7 +156,7 @@ def judge(
     if reason is None and name is None:
         reason = "bad_target" if rules.task == "regression" else "bad_label"
         detail = (wrong or "no label")[:DETAIL_CHARACTERS]
-    return Verdict(text, name or label, reason, detail)
+    return RowVerdict(text, name or label, reason, detail)
 
 
 def _judge_text(raw: str, text: str, quality: QualityOptions) -> tuple[str | None, str | None]:
@@ -292,7 +292,7 @@ def _judged(
             if reason is None:
                 verdict = judge(text, label, clean, quality, rules)
             else:
-                verdict = Verdict(text or "", label, reason, detail)
+                verdict = RowVerdict(text or "", label, reason, detail)
             name = names.of(group, key, passes=verdict.reason is None)
             if name.again:
                 verdict = verdict._replace(reason="duplicate_id", detail=f"key {key}")

@@ -38,7 +38,7 @@ _FILE = "howdah-tokens"
 
 
 @dataclass(frozen=True)
-class Secrets:
+class TaskTokens:
     """What a task writes with: tokens in Hadoop's format, and the file of the newest, if any."""
 
     data: bytes
@@ -80,7 +80,7 @@ class Keeper:
                 self._newest = _publish(self._spark, data)
                 self._data = data
 
-    def secrets(self, progress: Callable[[str], None] = lambda line: None) -> Secrets | None:
+    def secrets(self, progress: Callable[[str], None] = lambda line: None) -> TaskTokens | None:
         """The tokens that Spark's driver holds now; used by this process as well.
 
         None without Kerberos, and where the driver holds no tokens for HDFS.
@@ -111,7 +111,7 @@ class Keeper:
         except (Py4JError, PySparkException, StorageError, ValueError) as error:
             reason = str(error).splitlines()[0]
             progress(f"newer tokens do not reach the tasks, which go on with these: {reason}")
-        return Secrets(data, self._newest)
+        return TaskTokens(data, self._newest)
 
 
 def _users(spark: SparkSession):
@@ -191,12 +191,12 @@ def _outlives(new: Iterable[tokens.Token], held: Iterable[tokens.Token]) -> bool
 _looked = float("-inf")
 
 
-def using(function: Callable[..., Iterator], secrets: Secrets | None) -> Callable[..., Iterator]:
+def using(function: Callable[..., Iterator], secrets: TaskTokens | None) -> Callable[..., Iterator]:
     """The same function of batches for a task, with these tokens or newer ones."""
     return function if secrets is None else partial(_with, function, secrets)
 
 
-def _with(function: Callable[..., Iterator], secrets: Secrets, batches: Iterable) -> Iterator:
+def _with(function: Callable[..., Iterator], secrets: TaskTokens, batches: Iterable) -> Iterator:
     # First with what is there: the container's own tokens are renewed up to their greatest life,
     # those given here are not, and the stages before this one may have taken long.
     if not _use_newest(secrets.newest):

@@ -261,7 +261,7 @@ def write(
     layout: RecordLayout,
     compression: str,
     stored: np.dtype,
-    secrets: credentials.Secrets | None = None,
+    secrets: credentials.TaskTokens | None = None,
 ) -> dict[str, list[ShardEntry]]:
     """Write all shards into a version directory and check that what was written is all of it.
 
@@ -448,7 +448,7 @@ def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[tuple, pa.Recor
 
 # ------------------------------------------------------------------------------------ rejects
 def write_rejects(
-    rows: DataFrame, directory: str, token: str, secrets: credentials.Secrets | None = None
+    rows: DataFrame, directory: str, token: str, secrets: credentials.TaskTokens | None = None
 ) -> list[str]:
     """Write rejected rows (id, text, label, reason, detail) as Parquet; return the names.
 

@@ -23,7 +23,7 @@ from howdah.config.types import (
     Rare,
     Section,
     Setting,
-    Source,
+    SourcePath,
     SparkMaster,
     Table,
     User,
@@ -256,7 +256,7 @@ class DataSection(Section):
     task: Rare[Task] = "single_label"
     """What the model predicts for a row. single_label: one label. multi_label: any number of
     labels. regression: a number."""
-    source: Usual[Source | None] = None
+    source: Usual[SourcePath | None] = None
     """Source of the rows: a file, a directory or a pattern; with `format: hive` or `jdbc` a table
     name; with `iceberg` or `delta` a table name or a directory."""
     partitions: Usual[dict[str, list[str]] | None] = None

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from howdah.config.types import Bytes, Cluster, Rare, Section, Usual, Variable, name_of_variable
 from howdah.core.processes import limit
 
-Place = Literal["yarn", "local", "spark", "ray"]
+ClusterName = Literal["yarn", "local", "spark", "ray"]
 """Where a job runs."""
 
 
@@ -49,7 +49,7 @@ class WorkerResources(Section):
 class JobSection(Section):
     """A training job on a cluster (`howdah submit`), whichever cluster it is."""
 
-    on: Usual[Place] = "yarn"
+    on: Usual[ClusterName] = "yarn"
     """Where `howdah submit` runs the job. yarn: containers of YARN. local: processes of this
     machine. spark: tasks of a Spark application (data.spark.master). ray: actors of a Ray cluster
     (ray.address)."""

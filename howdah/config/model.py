@@ -334,7 +334,7 @@ class Config(Section):
                 f" ({training.global_batch_size}): each rank needs a row of every step"
             )
         on_nodes = self.job.on != "local"
-        if self.job.controller == "mpi" and on_nodes and self.yarn.environment != "path":
+        if self.job.controller == "mpi" and on_nodes and self.yarn.python is None:
             raise ValueError(
                 "job.controller: mpi needs yarn.python (MPI must be installed on the nodes)"
             )

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from howdah.config.job import Place
+from howdah.config.job import ClusterName
 from howdah.config.metric_table import METRICS, unknown_metric
 from howdah.config.types import AnyPath, Rare, Section
 
@@ -87,7 +87,7 @@ class TuneSection(Section):
     parallel: int = Field(default=1, ge=1)
     """Number of simultaneous trials on each machine; with tune.on, of simultaneous jobs of each
     worker of the study."""
-    on: Place | None = None
+    on: ClusterName | None = None
     """Where trials run, each as a job of `howdah submit --on` with the section `job`. null: as
     processes of the machine that runs `howdah tune`."""
     sampler: Rare[Literal["tpe", "random"]] = "tpe"

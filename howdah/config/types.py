@@ -226,7 +226,7 @@ RankPath = Annotated[str, Names("path", "ranks"), _IsPath]
 """The same, which the ranks of a run use."""
 NodePath = Annotated[str, Names("path", "node"), _IsPath]
 """A path on each node's own disk."""
-Source = Annotated[str, Names("source"), _IsPath]
+SourcePath = Annotated[str, Names("source"), _IsPath]
 """A path or a pattern, or with `data.format: hive` a table."""
 Query = Annotated[str, Names("query"), _IsPath]
 """A file of SQL."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -51,11 +50,6 @@ class YarnSection(Section):
     def login(self) -> tuple[str | None, str | None, str]:
         """What howdah/hadoop/kerberos.py `logged_in` takes."""
         return self.keytab, self.principal, "yarn.keytab"
-
-    @property
-    def environment(self) -> Literal["archive", "path"]:
-        """Where the nodes' Python comes from: an archive, or the interpreter at `python`."""
-        return "archive" if self.python is None else "path"
 
     @field_validator("tags")
     @classmethod

@@ -99,7 +99,7 @@ _NOTICE = "^WARNING: Using incubator modules: jdk.incubator.vector$"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Application:
+class SparkApplication:
     """A running Spark application: its id and the URL of its page."""
 
     id: str
@@ -114,7 +114,7 @@ def session(
     shipped: Mapping[str, str] | None = None,
     short: bool = False,
     user: str | None = None,
-    ready: Callable[[Application], None] | None = None,
+    ready: Callable[[SparkApplication], None] | None = None,
     name: str = "howdah etl",
 ) -> Iterator[Any]:
     """A session by the options, stopped at the end; an active session is used and not stopped.
@@ -163,7 +163,7 @@ def session(
             if options.master == "yarn" and not in_container():
                 _stop_as_failed_at_exit(context)
             if ready is not None:
-                ready(Application(id=context.applicationId, ui=context.uiWebUrl))
+                ready(SparkApplication(id=context.applicationId, ui=context.uiWebUrl))
             if short:
                 threads.start(_warm_up, spark, name="spark-warm", failed=threads.REPORT)
             yield spark

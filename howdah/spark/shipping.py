@@ -41,7 +41,7 @@ _JARS = ("spark.yarn.archive", "spark.yarn.jars")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shipment:
+class SparkShipment:
     """Uploaded packages and the settings that bring them into containers."""
 
     staging: Staging
@@ -81,7 +81,9 @@ def on_yarn(options: SparkOptions) -> bool:
     return options.master == "yarn"
 
 
-def ship(config: Config, kind: str, progress: Progress, *, extra: Sequence[str] = ()) -> Shipment:
+def ship(
+    config: Config, kind: str, progress: Progress, *, extra: Sequence[str] = ()
+) -> SparkShipment:
     """Upload the packages that are missing; the packages' settings for Spark.
 
     Args:
@@ -144,7 +146,7 @@ def ship(config: Config, kind: str, progress: Progress, *, extra: Sequence[str] 
         jars = os.path.join(spark_home(options), "jars")
         archive = package.zipped(jars, "spark-jars", "*.jar", progress)
         conf["spark.yarn.archive"] = target.put(archive, progress)
-    return Shipment(staging=target, conf=conf)
+    return SparkShipment(staging=target, conf=conf)
 
 
 def java_inside(archive: str) -> str:

@@ -39,7 +39,7 @@ _undeleted: set[str] = set()
 """Staged paths that could not be removed when their writers failed."""
 
 
-class Files(Protocol):
+class StagingStorage(Protocol):
     """The calls that staging needs of a storage, as `howdah.storage` documents them."""
 
     def exists(self, path: str) -> bool: ...
@@ -60,7 +60,7 @@ def hidden(target: str, kind: str) -> str:
 
 # ----------------------------------------------------------------------------- stage and publish
 @contextlib.contextmanager
-def stage(path: str, *, files: Files = storage) -> Iterator[Staged]:
+def stage(path: str, *, files: StagingStorage = storage) -> Iterator[Staged]:
     """A block that writes `path`, a file or directory, which is removed if it is not published.
 
     The removal is tried once, since a writer often fails because of the storage. Where it fails
@@ -84,7 +84,7 @@ def stage(path: str, *, files: Files = storage) -> Iterator[Staged]:
 class Staged:
     """A file or directory under a name that no reader opens; made by `stage`."""
 
-    def __init__(self, path: str, files: Files) -> None:
+    def __init__(self, path: str, files: StagingStorage) -> None:
         self.path = path
         self.kept = False
         """Not removed when the block ends: it is published, or kept after a failed rename."""
@@ -211,7 +211,7 @@ def size_defect(directory: str, sizes: Mapping[str, int | None]) -> Defect | Non
 
 
 # ---------------------------------------------------------------------------------------- remove
-def discard(path: str, *, files: Files = storage) -> bool:
+def discard(path: str, *, files: StagingStorage = storage) -> bool:
     """Remove what is no longer needed; False if it cannot be removed."""
     try:
         files.remove(path, recursive=True)
@@ -250,7 +250,7 @@ def sweep(entries: Iterable[Entry], dead: Callable[[Entry], object]) -> list[str
     return removed
 
 
-def _drop(path: str, files: Files) -> None:
+def _drop(path: str, files: StagingStorage) -> None:
     with storage.waiting_at_most(0.0):
         gone = discard(path, files=files)
     if gone:

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if role == "agent" and directory:
             return _agent(directory)
         if role == "sweep" and directory:
-            from howdah.jobs.clusters.ray_place import sweep
+            from howdah.jobs.clusters.ray_driver import sweep
 
             sweep(directory, int(more[0]))
             return 0

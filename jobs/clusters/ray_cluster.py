@@ -29,7 +29,7 @@ class RayCluster(DriverCluster):
         if os.environ.get("RAY_USE_TLS") != "1":
             progress(
                 "WARNING: without RAY_USE_TLS=1 the job's key crosses the network to Ray's nodes"
-                " unencrypted: use a private network (docs/places.md)"
+                " unencrypted: use a private network (docs/clusters.md)"
             )
         say_what_is_shared(self.config, progress)
 
@@ -44,7 +44,7 @@ class RayCluster(DriverCluster):
     def containers(
         self, path: str, application: str, directory: str, secret_env: Mapping[str, str]
     ) -> Iterator[DriverBackend]:
-        from howdah.jobs.clusters.ray_place import RayDriver, cluster
+        from howdah.jobs.clusters.ray_driver import RayDriver, cluster
 
         os.chdir(directory)  # Ray's workers import from the directory in which Ray is started
         with cluster(self.config) as (ray, address), open(path, encoding="utf-8") as file:

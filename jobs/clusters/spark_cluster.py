@@ -97,7 +97,7 @@ class SparkCluster(DriverCluster):
     ) -> Iterator[DriverBackend]:
         from howdah.etl import pipeline
         from howdah.jobs.clusters.dataset import make
-        from howdah.jobs.clusters.spark_place import SparkDriver
+        from howdah.jobs.clusters.spark_driver import SparkDriver
         from howdah.spark.session import session
 
         config, etl = self.config, self.etl

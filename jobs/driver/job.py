@@ -19,7 +19,7 @@ from howdah.jobs.driver.failure_budget import FailureBudget
 from howdah.jobs.driver.members import Loss, Member
 from howdah.jobs.driver.nodes import NodeLedger
 from howdah.jobs.driver.workers import DriverActions, Limits, Workers
-from howdah.jobs.driver.worlds import Phase, Worlds
+from howdah.jobs.driver.worlds import JobWorlds, Phase
 
 _PAUSE_SECONDS = 3.0
 """A driver that has not run for this long was stopped itself, and its agents were not silent."""
@@ -55,7 +55,7 @@ class Job:
         self.limits, self._actions = limits, actions
         self.workers = Workers(limits, actions)
         self.budget = FailureBudget(limits.tries, limits.max_restarts, attempt)
-        self.worlds = Worlds(self.workers, self.budget)
+        self.worlds = JobWorlds(self.workers, self.budget)
         self.nodes = NodeLedger(limits.node_failures)
         self.done_since: float | None = None
         """Time when rank 0 reported that the run is finished."""

@@ -83,7 +83,7 @@ class Gang:
         return True
 
 
-class Worlds:
+class JobWorlds:
     """Forms a job's worlds one after the other.
 
     Args:

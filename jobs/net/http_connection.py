@@ -49,7 +49,7 @@ class RequestRefused(Exception):
 
 
 @dataclass(frozen=True)
-class Request:
+class RequestHead:
     """The head of a request."""
 
     method: str
@@ -119,7 +119,7 @@ class Connection:
         self._received += data
         return bool(data)
 
-    def take_request(self) -> Request | None:
+    def take_request(self) -> RequestHead | None:
         """The next request, once its whole head was received; None until then.
 
         Raises:
@@ -135,7 +135,7 @@ class Connection:
         return size
 
     # --------------------------------------------------------------------------- with a deadline
-    def next_request(self, idle_seconds: float, seconds: float) -> Request | None:
+    def next_request(self, idle_seconds: float, seconds: float) -> RequestHead | None:
         """The next request's head; None: the other side has closed, or was idle for too long.
 
         Args:
@@ -248,7 +248,7 @@ def _headers(lines: list[str]) -> dict[str, str]:
     return headers
 
 
-def _request(first: str, headers: dict[str, str]) -> Request:
+def _request(first: str, headers: dict[str, str]) -> RequestHead:
     parts = first.split(" ")
     if len(parts) != 3 or parts[2] not in ("HTTP/1.0", "HTTP/1.1"):
         raise BadMessage("not an HTTP request")
@@ -257,4 +257,4 @@ def _request(first: str, headers: dict[str, str]) -> Request:
         raise BadMessage("not an HTTP request")
     options = headers.get("connection", "").lower()
     close = "close" in options or (version == "HTTP/1.0" and "keep-alive" not in options)
-    return Request(method, path, headers, close)
+    return RequestHead(method, path, headers, close)

@@ -35,7 +35,7 @@ from howdah.jobs.net.http_connection import (
     LINGER_SECONDS,
     BadMessage,
     Connection,
-    Request,
+    RequestHead,
     RequestRefused,
 )
 from howdah.jobs.net.refusals import Refusals
@@ -138,7 +138,7 @@ class Listener(ABC):
         """
 
     @abstractmethod
-    def admit(self, request: Request) -> tuple[Lane, Serve]:
+    def admit(self, request: RequestHead) -> tuple[Lane, Serve]:
         """Check the head of a connection's first request, in the listener's thread.
 
         Raises:
@@ -332,7 +332,7 @@ class Listener(ABC):
             self._refusals.add(f"closed a connection from {entry.address}: {error}")
 
     def _refuse(
-        self, entry: _Unverified, refusal: RequestRefused, request: Request | None = None
+        self, entry: _Unverified, refusal: RequestRefused, request: RequestHead | None = None
     ) -> None:
         self._refusals.add(_refusal_line(entry.address, request, refusal.why))
         descriptor = entry.connection.end.fileno()
@@ -441,7 +441,7 @@ def _host(address: str) -> str:
     return str(ipaddress.ip_network(f"{plain}/64", strict=False))
 
 
-def _refusal_line(address: str, request: Request | None, why: str) -> str:
+def _refusal_line(address: str, request: RequestHead | None, why: str) -> str:
     line = "a request" if request is None else f"{request.method} {request.path[:80]!r}"
     return f"refused {line} from {address}: {why}"
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from howdah.jobs.net import rendezvous
 
-Request = Callable[[str, str, bytes], tuple[int, bytes]]
+SendRequest = Callable[[str, str, bytes], tuple[int, bytes]]
 """(method, path, body) -> (status, body) from the driver."""
 _PROCESS_SET = "_process_set_hash_"
 _TORCH = "torch"
@@ -52,7 +52,7 @@ class Meshes:
         request: makes a request to the driver; its errors are passed on.
     """
 
-    def __init__(self, assignment: Callable[[], tuple[int, str]], request: Request) -> None:
+    def __init__(self, assignment: Callable[[], tuple[int, str]], request: SendRequest) -> None:
         self._assignment, self._request = assignment, request
         self._lock = threading.Lock()
         self._generation = 0

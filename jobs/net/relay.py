@@ -19,7 +19,7 @@ from typing import Any
 
 from howdah.errors import ClusterError
 from howdah.jobs.net import rendezvous, wire
-from howdah.jobs.net.http_connection import Connection, Request, RequestRefused, answer_bytes
+from howdah.jobs.net.http_connection import Connection, RequestHead, RequestRefused, answer_bytes
 from howdah.jobs.net.listener import Lane, Listener, Serve
 from howdah.jobs.net.meshes import Meshes
 from howdah.jobs.net.peer_socket import owner_of_peer
@@ -70,12 +70,12 @@ class Relay(Listener):
             why = "its process has ended" if owner is None else f"it belongs to user {owner}"
             raise RequestRefused(403, "refused", why)
 
-    def admit(self, request: Request) -> tuple[Lane, Serve]:
+    def admit(self, request: RequestHead) -> tuple[Lane, Serve]:
         """Admit all requests of an accepted process."""
         return self._lane, partial(self._serve_process, request)
 
     # ------------------------------------------------------------------------------ in threads
-    def _serve_process(self, request: Request, connection: Connection) -> None:
+    def _serve_process(self, request: RequestHead, connection: Connection) -> None:
         while True:
             deadline = time.monotonic() + _REQUEST_SECONDS
             body = connection.read(request.length(rendezvous.VALUE_LIMIT), deadline)
@@ -89,7 +89,7 @@ class Relay(Listener):
                 return
             request = following
 
-    def _answer(self, request: Request, body: bytes) -> wire.Answer:
+    def _answer(self, request: RequestHead, body: bytes) -> wire.Answer:
         name = _PATH.fullmatch(request.path)
         if name and name[1] == "rank_and_size" and request.method == "GET":
             return 200, "text/plain", self._assignment()[1].encode()

@@ -14,7 +14,7 @@ import re
 import secrets
 import threading
 
-from howdah.jobs.net.http_connection import Request, RequestRefused
+from howdah.jobs.net.http_connection import RequestHead, RequestRefused
 
 SESSION, COUNTER = "X-Howdah-Session", "X-Howdah-Counter"
 BODY, SIGNATURE = "X-Howdah-Body", "X-Howdah-Signature"
@@ -63,7 +63,7 @@ def answer_signature(key: str, request: str, status: int, body: bytes) -> str:
     return _sign(key, "howdah-answer", request, str(status), _digest(body))
 
 
-def verified(key: str, request: Request, sessions: Sessions) -> str:
+def verified(key: str, request: RequestHead, sessions: Sessions) -> str:
     """A request's signature, if its head proves that the request comes from the job.
 
     Raises:
@@ -86,12 +86,12 @@ def verified(key: str, request: Request, sessions: Sessions) -> str:
     return signature
 
 
-def body_length(request: Request) -> int:
+def body_length(request: RequestHead) -> int:
     """Length of the body that a verified request was signed with."""
     return int(request.headers[BODY.lower()].partition(":")[0])
 
 
-def check_body(request: Request, body: bytes) -> bool:
+def check_body(request: RequestHead, body: bytes) -> bool:
     """True if this is the body that a verified request was signed with."""
     return is_same(_digest(body), request.headers[BODY.lower()])
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from howdah.jobs.net import signing
-from howdah.jobs.net.http_connection import Connection, Request, RequestRefused, answer_bytes
+from howdah.jobs.net.http_connection import Connection, RequestHead, RequestRefused, answer_bytes
 from howdah.jobs.net.listener import Lane, Listener, Serve
 
 BODY_LIMIT = 2**20
@@ -60,7 +60,7 @@ class Server(Listener):
         self._pages = Lane("pages", _PAGE_CONNECTIONS, public=True)
 
     # ------------------------------------------------------------------ in the listener's thread
-    def admit(self, request: Request) -> tuple[Lane, Serve]:
+    def admit(self, request: RequestHead) -> tuple[Lane, Serve]:
         """Admit requests with the job's signature, and those for a page."""
         if request.method == "GET" and request.path.startswith(_PAGES):
             return self._pages, partial(self._serve_page, request)
@@ -68,14 +68,14 @@ class Server(Listener):
         return self._agents, partial(self._serve_agent, request, signature)
 
     # ------------------------------------------------------------------------------ in threads
-    def _serve_page(self, request: Request, connection: Connection) -> None:
+    def _serve_page(self, request: RequestHead, connection: Connection) -> None:
         # YARN's proxy forwards the query, which may name the user (user.name).
         page = partial(self._page, request.path.partition("?")[0])
         status, kind, body = self._answer(request, page)
         data = answer_bytes(status, kind, body, close=True)
         connection.send(data, time.monotonic() + _PAGE_SECONDS)
 
-    def _serve_agent(self, request: Request, signature: str, connection: Connection) -> None:
+    def _serve_agent(self, request: RequestHead, signature: str, connection: Connection) -> None:
         while True:
             body = self._body(connection, request, time.monotonic() + _REQUEST_SECONDS)
             if body is None:
@@ -96,7 +96,7 @@ class Server(Listener):
             request = following
             signature = signing.verified(self._key, request, self._sessions)
 
-    def _body(self, connection: Connection, request: Request, deadline: float) -> bytes | None:
+    def _body(self, connection: Connection, request: RequestHead, deadline: float) -> bytes | None:
         """The request's body; None if it is longer than BODY_LIMIT.
 
         Raises:
@@ -114,7 +114,7 @@ class Server(Listener):
                 return body
         raise RequestRefused(400, "not the body that was signed", "the body is not the signed one")
 
-    def _answer(self, request: Request, handler: Callable[[], Answer]) -> Answer:
+    def _answer(self, request: RequestHead, handler: Callable[[], Answer]) -> Answer:
         try:
             return handler()
         except Exception as error:  # noqa: BLE001 - reported; the agent repeats its request

@@ -29,7 +29,7 @@ from howdah.errors import AlreadyExists, ModelError
 from howdah.models import decided
 from howdah.models.decision import KEY
 from howdah.models.export import onnx_graph
-from howdah.models.export.formats import Source, require
+from howdah.models.export.formats import ModelToExport, require
 from howdah.models.export.formats import write as write_formats
 from howdah.models.export.onnx_graph import WEIGHTS
 from howdah.models.export.run_info import RunInfo
@@ -89,7 +89,7 @@ def export(
         if set(named) <= {"hf"}:
             _put(files, staged.path)
         else:
-            source = Source(
+            source = ModelToExport(
                 config=base_config,
                 weights=weights,
                 first_type_ends=onnx_graph.first_type_ends(base_config, tokenizer_files, info),
@@ -160,7 +160,7 @@ def _put(files: Mapping[str, bytes], directory: str) -> None:
 def _put_checked(
     named: Sequence[str],
     files: Mapping[str, bytes],
-    source: Source,
+    source: ModelToExport,
     directory: str,
     progress: Callable[[str], None],
 ) -> None:

@@ -70,7 +70,7 @@ FORMATS: dict[str, Format] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class ModelToExport:
     """The model that is written."""
 
     config: Mapping[str, Any]
@@ -144,7 +144,7 @@ def sample_rows(dataset: Dataset, names: Iterable[str]) -> list[np.ndarray]:
 
 
 def write(
-    names: Sequence[str], directory: str, source: Source, *, progress: Callable[[str], None]
+    names: Sequence[str], directory: str, source: ModelToExport, *, progress: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
     """Write formats into a local export that has the Hugging Face files and model.onnx, and check
     each. Returns {name: its entry in howdah.json} for all of them but `hf`.
@@ -192,17 +192,19 @@ def write(
 Batches = list[tuple[np.ndarray, np.ndarray]]
 
 
-def _onnx(directory: str, source: Source, probes: Batches, progress: Any) -> list[np.ndarray]:
+def _onnx(
+    directory: str, source: ModelToExport, probes: Batches, progress: Any
+) -> list[np.ndarray]:
     """Only read model.onnx, which exists already: by its path, as any user of onnxruntime does."""
     forward = _opened(os.path.join(directory, onnx_graph.FILE))
     return [forward(ids, mask) for ids, mask in probes]
 
 
-def _onnx_w8(directory: str, source: Source, probes: Batches, progress: Any) -> bytes:
+def _onnx_w8(directory: str, source: ModelToExport, probes: Batches, progress: Any) -> bytes:
     return _serialised(Quantised(source.weights), source)
 
 
-def _onnx_int8(directory: str, source: Source, probes: Batches, progress: Any) -> bytes:
+def _onnx_int8(directory: str, source: ModelToExport, probes: Batches, progress: Any) -> bytes:
     import onnx
 
     graph = onnx.load(os.path.join(directory, onnx_graph.FILE), load_external_data=False)
@@ -213,12 +215,14 @@ def _onnx_int8(directory: str, source: Source, probes: Batches, progress: Any) -
     return _serialised(int8_onnx.Int8(source.weights, inputs), source)
 
 
-def _serialised(graph: forward_onnx.Graph, source: Source) -> bytes:
+def _serialised(graph: forward_onnx.Graph, source: ModelToExport) -> bytes:
     model = forward_onnx.assembled(graph, source.config, source.first_type_ends, source.metadata)
     return model.SerializeToString()
 
 
-def _savedmodel(directory: str, source: Source, probes: Batches, progress: Any) -> list[np.ndarray]:
+def _savedmodel(
+    directory: str, source: ModelToExport, probes: Batches, progress: Any
+) -> list[np.ndarray]:
     progress("writing saved_model in a TensorFlow process")
     lines: list[str] = []
     with tempfile.TemporaryDirectory(prefix="howdah-savedmodel-") as place:
@@ -253,7 +257,7 @@ of the file of another one."""
 
 
 # -------------------------------------------------------------------------------- the checking
-def _probes(source: Source) -> Batches:
+def _probes(source: ModelToExport) -> Batches:
     """Batches of random ids, whose rows have different lengths."""
     family = family_of(source.config)
     longest = family.longest(source.config)
@@ -286,7 +290,7 @@ def _furthest(logits: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> f
     )
 
 
-def _compared(name: str, directory: str, source: Source) -> dict[str, Any]:
+def _compared(name: str, directory: str, source: ModelToExport) -> dict[str, Any]:
     """Compare an inexact format with model.onnx, row by row."""
     rows = _rows(source)
     if name == "onnx-int8":  # the others have set its scales; a single row has to do both
@@ -302,13 +306,13 @@ def _compared(name: str, directory: str, source: Source) -> dict[str, Any]:
     }
 
 
-def _rows(source: Source) -> list[np.ndarray]:
+def _rows(source: ModelToExport) -> list[np.ndarray]:
     """The export's sample rows; without any, those of the probes."""
     return list(source.samples) or [
         ids[row, : mask[row].sum()] for ids, mask in _probes(source) for row in range(len(ids))
     ]
 
 
-def _scores(source: Source, forward: Callable, rows: Sequence[np.ndarray]) -> np.ndarray:
+def _scores(source: ModelToExport, forward: Callable, rows: Sequence[np.ndarray]) -> np.ndarray:
     logits = [forward(np.asarray(row)[None], np.ones((1, len(row)), np.int32))[0] for row in rows]
     return source.decision.scores(source.task, np.stack(logits))

@@ -209,7 +209,7 @@ def open_model(
     *,
     framework: str | None = None,
     threads: int | None = None,
-    files: integrity.Files | None = None,
+    files: integrity.ManifestFiles | None = None,
 ) -> ServedModel:
     """Open an export, a run directory with one, or any classifier's directory of a known family.
 

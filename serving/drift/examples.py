@@ -11,7 +11,7 @@ import numpy as np
 
 from howdah.models.profile.bins import SKIPPED
 from howdah.models.profile.profile import Profile
-from howdah.serving.drift.judge import Verdict
+from howdah.serving.drift.judge import DriftVerdict
 
 _EACH = 5
 """Rows of each kind."""
@@ -106,7 +106,9 @@ class Examples:
             kept.sort(key=lambda one: one[:2], reverse=True)
             del kept[_EACH:]
 
-    def shown(self, verdict: Verdict, label: str | None, longer: bool) -> dict[str, list[Example]]:
+    def shown(
+        self, verdict: DriftVerdict, label: str | None, longer: bool
+    ) -> dict[str, list[Example]]:
         """Return {headline: rows} for the columns that have moved, a row only once.
 
         Args:

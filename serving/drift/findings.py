@@ -13,7 +13,7 @@ from howdah.config.options.drift import DriftSection
 from howdah.errors import CheckFailed, HowdahError
 from howdah.models.profile.profile import Profile
 from howdah.serving.drift.examples import Example, Examples
-from howdah.serving.drift.judge import Verdict
+from howdah.serving.drift.judge import DriftVerdict
 from howdah.serving.drift.sentences import ADVICE, bin_names
 
 _MOST_LABELS = 50
@@ -26,7 +26,7 @@ class Point:
 
     name: str
     version: int | None
-    verdict: Verdict
+    verdict: DriftVerdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Findings:
     """The table and partition, or the file."""
     reference: Profile
     current: Profile
-    verdict: Verdict
+    verdict: DriftVerdict
     limits: DriftSection
     points: Sequence[Point] = ()
     """Partitions in their order, this one last; none for a file."""
@@ -168,7 +168,7 @@ class Findings:
         return getattr(self.reference.counts, name), getattr(self.current.counts, name)
 
 
-def _brief(verdict: Verdict) -> dict[str, Any]:
+def _brief(verdict: DriftVerdict) -> dict[str, Any]:
     """Return an earlier partition's verdict as an entry of the history."""
     return {
         "state": verdict.state,

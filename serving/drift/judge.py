@@ -98,7 +98,7 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class DriftVerdict:
     """The judgement on one profile."""
 
     rows: int
@@ -143,7 +143,7 @@ def judge(
     limits: DriftSection | None = None,
     *,
     labelled: tuple[int, int] | None = None,
-) -> Verdict:
+) -> DriftVerdict:
     """Compare a profile with the model's own.
 
     Args:
@@ -163,7 +163,7 @@ def judge(
             got=f"bins {current.bins_id}",
         )
     at = _Judging(reference, current.counts, limits or DriftSection())
-    return Verdict(
+    return DriftVerdict(
         rows=current.rows,
         columns=(
             at.histogram("label"),

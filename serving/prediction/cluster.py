@@ -55,7 +55,7 @@ class ModelFiles:
     """Bytes of the weights in memory, in float32."""
     hidden_dim: int
     """Width of the feed-forward layers."""
-    hashes: integrity.Files | None
+    hashes: integrity.ManifestFiles | None
     """Hashes in the manifest of a published version; None: the model is not one."""
 
     @property

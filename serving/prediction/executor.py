@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from howdah.errors import ModelError
-from howdah.models.integrity import Files
+from howdah.models.integrity import ManifestFiles
 from howdah.models.opened.opened import ServedModel, open_model
 from howdah.serving.prediction.classify import classify, outputs_of
 from howdah.serving.prediction.rows import EMPTY, Row
@@ -37,7 +37,7 @@ class ModelLocation:
     """Directory of this machine that workers see; None: the files were shipped."""
     files: Mapping[str, str] | None = None
     """{file name: name in the container}."""
-    hashes: Files | None = None
+    hashes: ManifestFiles | None = None
     """Hashes in the manifest of a published version; None: the model is not one."""
 
 

@@ -43,14 +43,14 @@ _NUMBER = "_howdah_number"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Files(reading.Files):
+class SparkSourceFiles(reading.SourceFiles):
     """The files of a source, of one format."""
 
     form: Form
     """csv, jsonl, parquet, orc or avro."""
 
 
-def find(source: str, kind: Kind | None) -> Files:
+def find(source: str, kind: Kind | None) -> SparkSourceFiles:
     """List the files of a source.
 
     Args:
@@ -62,7 +62,7 @@ def find(source: str, kind: Kind | None) -> Files:
     form = kind or format_of(source) or _inside(source)
     if form in ("csv", "jsonl"):
         matches = source_files(source)
-        return Files(form=form, entries=matches.entries, root=matches.root)
+        return SparkSourceFiles(form=form, entries=matches.entries, root=matches.root)
     root, entries = files_of(source) or (None, [])
     entries = [entry for entry in entries if entry.size]
     if not entries:
@@ -71,7 +71,7 @@ def find(source: str, kind: Kind | None) -> Files:
             where=source,
             expected="a file, a pattern or a directory",
         )
-    return Files(form=form, entries=entries, root=root)
+    return SparkSourceFiles(form=form, entries=entries, root=root)
 
 
 def _inside(source: str) -> Form:
@@ -89,7 +89,7 @@ def _inside(source: str) -> Form:
 
 
 def check(
-    files: Files,
+    files: SparkSourceFiles,
     columns: Columns,
     options: CsvOptions,
     *,
@@ -105,7 +105,7 @@ def check(
 
 
 def read(
-    spark: SparkSession, files: Files, columns: Columns, options: CsvOptions
+    spark: SparkSession, files: SparkSourceFiles, columns: Columns, options: CsvOptions
 ) -> tuple[DataFrame, Reader]:
     """Return a DataFrame of files that `check` has passed, and the reader of its batches.
 
@@ -129,7 +129,9 @@ def read(
         return _columns(spark, files, columns), _Records(columns=columns)
 
 
-def table(spark: SparkSession, files: Files, columns: Columns, options: CsvOptions) -> DataFrame:
+def table(
+    spark: SparkSession, files: SparkSourceFiles, columns: Columns, options: CsvOptions
+) -> DataFrame:
     """Return the mapped columns of files that `check` has passed, without unreadable rows."""
     if files.form == "csv" or files.form == "jsonl":
         columns_read = text_rows.Columns(names=mapped(columns))
@@ -167,7 +169,7 @@ class _Parts:
 
 
 # ------------------------------------------------------------------------------ Parquet, ORC, Avro
-def _columns(spark: SparkSession, files: Files, columns: Columns) -> DataFrame:
+def _columns(spark: SparkSession, files: SparkSourceFiles, columns: Columns) -> DataFrame:
     from pyspark.sql import functions as F
 
     connectors.require(spark, files.form)

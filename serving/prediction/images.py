@@ -19,7 +19,7 @@ from howdah.data.files.listing import files_of
 from howdah.data.images import MAX_BYTES, UnusableImage
 from howdah.errors import HowdahError, NotFound, UsageError
 from howdah.models.opened.opened import ServedModel
-from howdah.serving.prediction.reading import Files, parquet_batches
+from howdah.serving.prediction.reading import SourceFiles, parquet_batches
 from howdah.serving.prediction.rows import NO_KEY, Prediction, format_of
 from howdah.storage.charsets import spelled
 
@@ -56,7 +56,7 @@ def classify_images(served: ServedModel, rows: Sequence[ImageRow]) -> list[Predi
 
 
 # -------------------------------------------------------------------------------------- the source
-def image_files(source: str) -> Files:
+def image_files(source: str) -> SourceFiles:
     """List the files of a source: an image file, a pattern, a directory, or .parquet file(s).
 
     Raises:
@@ -78,10 +78,10 @@ def image_files(source: str) -> Files:
         )
     if directory is not None:
         entries = sorted(entries, key=lambda entry: entry.path)
-    return Files(entries=entries, root=directory)
+    return SourceFiles(entries=entries, root=directory)
 
 
-def read_images(files: Files, columns: Columns, *, id_required: bool) -> Iterator[ImageRow]:
+def read_images(files: SourceFiles, columns: Columns, *, id_required: bool) -> Iterator[ImageRow]:
     """Yield the images of files, in order.
 
     Args:

@@ -21,7 +21,7 @@ from howdah.serving.drift.judge import judge
 from howdah.serving.prediction import images
 from howdah.serving.prediction.classify import classify, count_failed, no_profile, outputs_of
 from howdah.serving.prediction.judged import Reasons
-from howdah.serving.prediction.reading import Files, choose_columns, read_rows, source_files
+from howdah.serving.prediction.reading import SourceFiles, choose_columns, read_rows, source_files
 from howdah.serving.prediction.rows import (
     SUFFIXES,
     TABLE,
@@ -209,7 +209,7 @@ def predict(
 class _Pace:
     """Says how far a long prediction is, how fast, and how long it will take."""
 
-    def __init__(self, files: Files, progress: Callable[[str], None]) -> None:
+    def __init__(self, files: SourceFiles, progress: Callable[[str], None]) -> None:
         self._files, self._progress = files, progress
         self._began, self._due = time.monotonic(), _FIRST_SECONDS
         self._total: int | None = None
@@ -232,7 +232,7 @@ class _Pace:
             self._progress(line)
 
 
-def _rows_about(files: Files) -> int | None:
+def _rows_about(files: SourceFiles) -> int | None:
     """The number of rows, from Parquet's footers and the line feeds of texts; None: not cheap."""
     total = 0
     for entry in files.entries:

@@ -34,7 +34,7 @@ _OPTIONS = "--text-column and --id-column name them"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Files:
+class SourceFiles:
     """The files of a source, in the order of their names."""
 
     entries: Sequence[Entry]
@@ -52,7 +52,7 @@ def source_files(
     progress: Callable[[str], None] = lambda line: None,
     *,
     remedy: str = "check the path",
-) -> Files:
+) -> SourceFiles:
     """List the files of a source: itself, a pattern's matches, or those below a directory.
 
     Args:
@@ -63,7 +63,7 @@ def source_files(
     """
     root, entries = files_of(source) or (None, [])
     if root is None and len(entries) == 1:
-        return Files(entries=entries)
+        return SourceFiles(entries=entries)
     named = [entry for entry in entries if format_of(entry.path) is not None]
     if not named:
         if (error := everyday.refusal(source, entries)) is not None:
@@ -79,7 +79,7 @@ def source_files(
         others = [entry.name for entry in entries if format_of(entry.path) is None]
         more = ", ..." if len(others) > 5 else ""
         progress(f"not read, since their suffixes are unknown: {', '.join(others[:5])}{more}")
-    return Files(entries=named, root=root)
+    return SourceFiles(entries=named, root=root)
 
 
 # --------------------------------------------------------------------------- columns of the files
@@ -141,7 +141,7 @@ def no_ids(name: str) -> str:
 
 # ------------------------------------------------------------------------------------------- rows
 def read_rows(
-    files: Files,
+    files: SourceFiles,
     columns: Columns,
     *,
     csv_options: CsvOptions | None = None,
@@ -188,7 +188,7 @@ def read_rows(
     return _rows(files, Rows(columns), options)
 
 
-def _rows(files: Files, rows: Rows, options: CsvOptions) -> Iterator[Row]:
+def _rows(files: SourceFiles, rows: Rows, options: CsvOptions) -> Iterator[Row]:
     number = 0
     for path in files.paths:
         form = format_of(path)

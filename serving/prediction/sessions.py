@@ -14,7 +14,7 @@ from howdah.errors import ClusterError, ConfigError
 from howdah.serving.prediction.cluster import ModelFiles, environment_kind, memory_overhead_mib
 from howdah.serving.prediction.executor import ModelLocation
 from howdah.spark import applications, shipping
-from howdah.spark.session import Application, is_local_master, session
+from howdah.spark.session import SparkApplication, is_local_master, session
 from howdah.spark.sizing import OVERHEAD
 
 if TYPE_CHECKING:
@@ -82,9 +82,9 @@ def ready(
             remedy="install pyspark, or give files and no --master",
         ) from None
     options = config.data.spark
-    started: list[Application] = []
+    started: list[SparkApplication] = []
 
-    def announce(application: Application) -> None:
+    def announce(application: SparkApplication) -> None:
         started.append(application)
         if shipping.on_yarn(options):
             progress(f"application {application.id}, its pages: {application.ui}")

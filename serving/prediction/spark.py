@@ -25,7 +25,7 @@ from howdah.packaging import cluster_paths
 from howdah.serving.prediction import files, frames, sessions
 from howdah.serving.prediction.cluster import ModelFiles, files_of
 from howdah.serving.prediction.executor import Predictor, Reader, summarize, workers
-from howdah.serving.prediction.files import Files
+from howdah.serving.prediction.files import SparkSourceFiles
 from howdah.serving.prediction.judged import LINE_OF_SPARK, SHOWN_REASONS
 from howdah.serving.prediction.reading import choose_columns, no_ids
 from howdah.serving.prediction.rows import (
@@ -240,7 +240,7 @@ def _rows(
     spark: SparkSession,
     request: _Request,
     columns: Columns,
-    source_files: Files | None,
+    source_files: SparkSourceFiles | None,
     kind: str | None,
     progress: Progress,
 ) -> tuple[DataFrame, Reader | None]:

@@ -95,7 +95,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedRun:
     """A finished run and its export."""
 
     directory: str
@@ -134,7 +134,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GateVerdict:
     """The gate's verdict on a run."""
 
     split: str
@@ -221,7 +221,7 @@ def check_minimum(metrics: Mapping[str, Any], minimum: Mapping[str, float]) -> t
     )
 
 
-def finished_run(directory: str) -> Run:
+def finished_run(directory: str) -> FinishedRun:
     """Read the finished run in `directory`, whose metrics were measured on its export.
 
     Raises:
@@ -255,10 +255,10 @@ def finished_run(directory: str) -> Run:
             got=f"step {got[1]} of run {got[0]}",
             remedy=again,
         )
-    return Run(directory, export, info, run)
+    return FinishedRun(directory, export, info, run)
 
 
-def judge(config: Config, evaluate: Evaluate, *, run: Run | None = None) -> Verdict:
+def judge(config: Config, evaluate: Evaluate, *, run: FinishedRun | None = None) -> GateVerdict:
     """Judge the configuration's run by its gate, and store the verdict in the run directory.
 
     A stored verdict on the same weights, bounds and published version is returned as it is.
@@ -313,7 +313,7 @@ def _current(config: Config) -> dict | None:
         return None
 
 
-def _over_baseline(config: Config, run: Run) -> tuple[Check, ...]:
+def _over_baseline(config: Config, run: FinishedRun) -> tuple[Check, ...]:
     """Return the comparison with the baseline, if gate.min_over_baseline is set."""
     margin, split, name = config.gate.min_over_baseline, config.gate.split, config.evaluation.metric
     if margin is None:
@@ -324,8 +324,8 @@ def _over_baseline(config: Config, run: Run) -> tuple[Check, ...]:
 
 
 def _judged(
-    config: Config, run: Run, bar: tuple[Check, ...], now: dict | None, evaluate: Evaluate
-) -> Verdict:
+    config: Config, run: FinishedRun, bar: tuple[Check, ...], now: dict | None, evaluate: Evaluate
+) -> GateVerdict:
     gate = config.gate
     metrics = run.metrics().get(gate.split)
     if metrics is None and gate.asks:
@@ -345,12 +345,14 @@ def _judged(
         else:
             notes = (comparison,)
     step = run.info.get("step")
-    return Verdict(
+    return GateVerdict(
         gate.split, checks, run.run_id, step, now["version"] if now else None, notes=notes
     )
 
 
-def _against(config: Config, run: Run, metrics: dict, now: dict, evaluate: Evaluate) -> Check | str:
+def _against(
+    config: Config, run: FinishedRun, metrics: dict, now: dict, evaluate: Evaluate
+) -> Check | str:
     """Compare with the published model; return a note if its metric is undefined."""
     split, name = config.gate.split, config.evaluation.metric
     theirs = (now.get("metrics") or {}).get(split) or {}
@@ -364,7 +366,7 @@ def _against(config: Config, run: Run, metrics: dict, now: dict, evaluate: Evalu
     return better_by(margin, "gate.margin", name, metrics.get(name), published, value)
 
 
-def _stored(path: str, key: str) -> Verdict | None:
+def _stored(path: str, key: str) -> GateVerdict | None:
     """Read the verdict in the run directory, if it has this key."""
     try:
         stored = storage.read_object(path, VERDICT_SHAPE)
@@ -374,7 +376,7 @@ def _stored(path: str, key: str) -> Verdict | None:
         return None
     names = ("metric", "bound", "got", "against")
     checks = tuple(Check(*(check.get(name) for name in names)) for check in stored["checks"])
-    return Verdict(
+    return GateVerdict(
         stored["split"], checks, stored["run_id"], stored.get("step"), stored.get("published"),
         notes=tuple(stored.get("notes") or ()),
     )  # fmt: skip

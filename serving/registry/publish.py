@@ -27,7 +27,14 @@ from howdah.data.lineage import forgotten
 from howdah.errors import AlreadyExists, ForgottenRows, ModelError, NotFound, UsageError
 from howdah.models import integrity
 from howdah.models.registry import CHALLENGER, EXPORT_FOLDERS, MANIFEST, Published, manifest_of
-from howdah.serving.registry.gate import Evaluate, Run, Verdict, finished_run, judge, now_text
+from howdah.serving.registry.gate import (
+    Evaluate,
+    FinishedRun,
+    GateVerdict,
+    finished_run,
+    judge,
+    now_text,
+)
 from howdah.storage import Entry, commit
 
 FORMAT_VERSION = 1
@@ -44,7 +51,7 @@ def publish(
     *,
     note: str | None = None,
     challenger: bool = False,
-    review: Callable[[Run, Verdict], None] = lambda run, verdict: None,
+    review: Callable[[FinishedRun, GateVerdict], None] = lambda run, verdict: None,
     progress: Progress = lambda line: None,
 ) -> dict:
     """Publish the export of the configuration's run, if it passes the gate.
@@ -221,7 +228,11 @@ def _began_from(base: dict | None) -> Iterator[tuple[str, dict]]:
 
 # ---------------------------------------------------------------------------------- a version
 def _version_of(
-    model: Published, run: Run, progress: Progress = lambda line: None, *, below: float = math.inf
+    model: Published,
+    run: FinishedRun,
+    progress: Progress = lambda line: None,
+    *,
+    below: float = math.inf,
 ) -> int | None:
     """Find the version with the run's weights and decision, if there is one that is whole.
 
@@ -246,7 +257,7 @@ def _version_of(
     return None
 
 
-def _add_version(model: Published, run: Run, progress: Progress) -> int:
+def _add_version(model: Published, run: FinishedRun, progress: Progress) -> int:
     """Copy the export to a new version; return its number."""
     staging = storage.join(model.root, f"staging-{secrets.token_hex(6)}")
     with commit.stage(staging) as staged:
@@ -279,7 +290,7 @@ def _add_version(model: Published, run: Run, progress: Progress) -> int:
     return number
 
 
-def _lineage(run: Run) -> dict:
+def _lineage(run: FinishedRun) -> dict:
     """Copy the model's lineage from run.json, since the run directory may be removed later."""
     last = (run.run.get("attempts") or [{}])[-1]
     kept = ("config_hash", "base", "source", "git", "versions", "mlflow_run_id", "finished")
@@ -361,7 +372,7 @@ def _send(source: str, target: str) -> dict:
     return read
 
 
-def _check_weights(run: Run, files: dict[str, dict]) -> None:
+def _check_weights(run: FinishedRun, files: dict[str, dict]) -> None:
     got = {name: file["sha256"] for name, file in files.items() if name.endswith(".safetensors")}
     if run.weights not in got.values():
         raise ModelError(

@@ -35,7 +35,7 @@ _VERDICT = re.compile(rb'<meta name="howdah-verdict" content="([^"]{0,40})">')
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RunRow:
     """A row of the list; None: not known."""
 
     directory: str
@@ -66,7 +66,7 @@ def listed(
     sort: str = "started",
     *,
     say: Callable[[str], None],
-) -> list[Run]:
+) -> list[RunRow]:
     """Return the runs below a directory.
 
     Args:
@@ -91,7 +91,7 @@ def listed(
     return with_value + [run for run in runs if _key(run, sort) is None]
 
 
-def _key(run: Run, column: str) -> Any:
+def _key(run: RunRow, column: str) -> Any:
     if column == "metric":
         if run.metric is None or run.value is None:
             return None
@@ -129,14 +129,14 @@ def _directories(top: str, say: Callable[[str], None]) -> Iterator[str]:
         level = below
 
 
-def _read(top: str, directory: str, state_of: Callable[[str], str]) -> Run:
+def _read(top: str, directory: str, state_of: Callable[[str], str]) -> RunRow:
     name = storage.name(directory)
     if directory != top:
         name = directory.removeprefix(top).strip("/") or name
     try:
         values = record.read(directory)
     except HowdahError as error:
-        return Run(directory=directory, run=name, state=f"unreadable: {error.what}")
+        return RunRow(directory=directory, run=name, state=f"unreadable: {error.what}")
     status = str(values.get("status") or "unknown")
     attempts = values.get("attempts") or [{}]
     settings = attempts[-1].get("settings")
@@ -146,7 +146,7 @@ def _read(top: str, directory: str, state_of: Callable[[str], str]) -> Run:
     report = storage.join(directory, REPORT)
     head = _head(report)
     verdict = _VERDICT.search(head or b"")
-    return Run(
+    return RunRow(
         directory=directory,
         run=name,
         state=state_of(directory).lower() if status == "running" else status,
@@ -184,17 +184,17 @@ def _minutes(values: Mapping[str, Any]) -> float | None:
     return round(sum(ended) / 60, 1) if ended else None
 
 
-def as_dict(run: Run) -> dict[str, Any]:
+def as_dict(run: RunRow) -> dict[str, Any]:
     """Return a row as plain JSON."""
     return asdict(run)
 
 
-def lines(runs: Sequence[Run]) -> list[str]:
+def lines(runs: Sequence[RunRow]) -> list[str]:
     """Return the list as a table of text."""
     return as_table([COLUMNS, *(_cells(run) for run in runs)])
 
 
-def _cells(run: Run) -> list[str]:
+def _cells(run: RunRow) -> list[str]:
     started = (run.started or figures.DASH)[:16].replace("T", " ")
     metric = figures.DASH if run.value is None else f"{figures.number(run.value)} {run.metric}"
     return [
@@ -204,14 +204,14 @@ def _cells(run: Run) -> list[str]:
     ]  # fmt: skip
 
 
-def write(directory: str, runs: Sequence[Run]) -> str:
+def write(directory: str, runs: Sequence[RunRow]) -> str:
     """Write the page into the listed directory and return its path."""
     path = storage.join(directory, RUNS)
     storage.write_whole(path, page(directory, runs).encode("utf-8", "replace"))
     return path
 
 
-def page(directory: str, runs: Sequence[Run]) -> str:
+def page(directory: str, runs: Sequence[RunRow]) -> str:
     """Render the page."""
     names = dict.fromkeys(name for run in runs for name in run.settings)
     differing = [

@@ -22,7 +22,7 @@ from howdah.serving.drift.findings import Findings, Point
 from howdah.serving.drift.judge import judge
 from howdah.serving.prediction.classify import classify, count_failed, no_profile
 from howdah.serving.prediction.reading import (
-    Files,
+    SourceFiles,
     choose_columns,
     read_rows,
     source_files,
@@ -279,7 +279,7 @@ def words_of(model_directory: str) -> dict[int, str]:
 def _classified(
     config: Config,
     path: str,
-    files: Files,
+    files: SourceFiles,
     *,
     text_columns: Sequence[str] | None,
     id_column: str | None,
@@ -300,7 +300,7 @@ def _classified(
 
 
 def _predicted(
-    files: Files, version: Version, reference: Profile, progress: Callable[[str], None]
+    files: SourceFiles, version: Version, reference: Profile, progress: Callable[[str], None]
 ) -> Iterator[_Chunk]:
     """Read the predictions in files."""
     bins = reference.bins

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from howdah import storage
 from howdah.data.manifest import content_hash
-from howdah.models.scored import MARKER, Files, Marker, table_directory
+from howdah.models.scored import MARKER, Marker, PartitionState, table_directory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,14 +24,14 @@ class Inputs:
 
     model: Mapping[str, Any]
     """{name, version, run_id, weights, decision}: see `ModelFiles.identity`."""
-    source: Files
+    source: PartitionState
     options: Mapping[str, Any]
     """Columns of text and id."""
 
 
-def files_of(location: str | None, listed: Sequence[Sequence]) -> Files:
+def files_of(location: str | None, listed: Sequence[Sequence]) -> PartitionState:
     """Return the state of files, from [path, bytes, modified] of each."""
-    return Files(
+    return PartitionState(
         location=location,
         files=len(listed),
         bytes=sum(size for _, size, _ in listed),
@@ -62,7 +62,12 @@ def remove(directory: str) -> None:
 
 
 def reason(
-    marker: Marker | None, inputs: Inputs, output: Files | None, *, profile: bool, force: bool
+    marker: Marker | None,
+    inputs: Inputs,
+    output: PartitionState | None,
+    *,
+    profile: bool,
+    force: bool,
 ) -> str | None:
     """Return why a partition must be scored; None: it is done, and nothing has changed since.
 

@@ -18,7 +18,7 @@ from howdah.data.hive_table import file_format, replace_partition
 from howdah.errors import DataError, NotFound, StorageError, TooManyErrors
 from howdah.models.profile import profile
 from howdah.models.profile.profile import Profile
-from howdah.models.scored import Files, Marker
+from howdah.models.scored import Marker, PartitionState
 from howdah.serving.prediction import frames
 from howdah.serving.prediction.cluster import ModelFiles
 from howdah.serving.prediction.executor import ModelLocation
@@ -43,7 +43,7 @@ def output_columns(task: Task) -> dict[str, str]:
     return {**columns_of(task), **about}
 
 
-def state_of(catalogue: Catalogue, table: Table, spec: Mapping[str, str]) -> Files | None:
+def state_of(catalogue: Catalogue, table: Table, spec: Mapping[str, str]) -> PartitionState | None:
     """Return the state of a partition's files; None: the catalogue has no such partition."""
     values = {column: [value] for column, value in spec.items()}
     matches = [one for one in catalogue.partitions(table, values) if one.spec == dict(spec)]
@@ -171,7 +171,7 @@ class PartitionScorer:
             remedy="check the columns of the text, or raise score.max_error_fraction",
         )
 
-    def _state(self, table: str, spec: Mapping[str, str], what: str) -> Files:
+    def _state(self, table: str, spec: Mapping[str, str], what: str) -> PartitionState:
         catalogue = Catalogue.of(self.spark)
         entry = catalogue.table(table)
         state = None if entry is None else state_of(catalogue, entry, spec)
@@ -181,7 +181,7 @@ class PartitionScorer:
             )
         return state
 
-    def _written(self, target: Mapping[str, str], names: set[str]) -> Files:
+    def _written(self, target: Mapping[str, str], names: set[str]) -> PartitionState:
         """Return the state of the partition, which must have the files that this process wrote."""
         what = "the partition that was just written"
         state = self._state(self.output, target, what)
@@ -205,7 +205,7 @@ class PartitionScorer:
         return profile.PROFILE
 
 
-def refuse_unread(spark: Any, table: str, spec: Mapping[str, str], state: Files) -> None:
+def refuse_unread(spark: Any, table: str, spec: Mapping[str, str], state: PartitionState) -> None:
     """Fail if no row of a partition was read though its files have rows.
 
     The metastore compares partition values by its own rules, and may find none. Without this check

@@ -18,7 +18,7 @@ from howdah.data.files import footers, json_rows, records
 from howdah.errors import DataError
 from howdah.models.profile.bins import Bins
 from howdah.models.version import Version
-from howdah.serving.prediction.reading import Files, parquet_batches
+from howdah.serving.prediction.reading import SourceFiles, parquet_batches
 from howdah.serving.prediction.rows import DECISION, NO_KEY, Prediction, format_of
 from howdah.storage.charsets import spelled
 
@@ -49,7 +49,7 @@ def are_predictions(path: str) -> bool:
 
 
 def read(
-    files: Files,
+    files: SourceFiles,
     version: Version,
     bins: Bins,
     *,

@@ -39,7 +39,7 @@ _NO_TEXT = ("array", "map", "struct", "binary", "variant")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ScoreRequest:
     """The options of a `howdah score` command."""
 
     model: str
@@ -106,7 +106,7 @@ class Work:
         return text_of(self.spec)
 
 
-def score(request: Request, config: Config, *, progress: Progress = lambda line: None) -> dict:
+def score(request: ScoreRequest, config: Config, *, progress: Progress = lambda line: None) -> dict:
     """Score the partitions that are not scored yet, or have changed since.
 
     Args:
@@ -158,7 +158,7 @@ def score(request: Request, config: Config, *, progress: Progress = lambda line:
 
 # --------------------------------------------------------------------------------------- planning
 def _tables(
-    catalogue: Catalogue, request: Request, model: ModelFiles, progress: Progress
+    catalogue: Catalogue, request: ScoreRequest, model: ModelFiles, progress: Progress
 ) -> _Tables:
     """Look both tables up and check them; every problem is reported at once."""
     source = catalogue.table(request.source, where="--source")
@@ -281,7 +281,11 @@ def _output_problems(output: Table, source: Table, columns: Mapping[str, str]) -
 
 
 def _planned(
-    catalogue: Catalogue, request: Request, model: ModelFiles, tables: _Tables, progress: Progress
+    catalogue: Catalogue,
+    request: ScoreRequest,
+    model: ModelFiles,
+    tables: _Tables,
+    progress: Progress,
 ) -> tuple[list[dict], list[Work]]:
     """Return (partitions that are done, those to score), by their markers and the present state."""
     specs = catalogue.specs(tables.source)
@@ -338,7 +342,7 @@ def _answer(made: scored.Marker, directory: str, state: str, reason: str | None)
 # ------------------------------------------------------------------------------------- the session
 def _run(
     todo: Sequence[Work],
-    request: Request,
+    request: ScoreRequest,
     config: Config,
     model: ModelFiles,
     tables: _Tables,
@@ -380,7 +384,7 @@ def _run(
     return {"framework": framework, "application": application, "workers": about}
 
 
-def _too_many(failed: Sequence[DataError], count: int, request: Request) -> DataError:
+def _too_many(failed: Sequence[DataError], count: int, request: ScoreRequest) -> DataError:
     if len(failed) == 1:
         return failed[0]
     return DataError(

@@ -217,7 +217,7 @@ def test_a_preempted_container_is_no_failure(job):
     assert status["restarts"] == 0
 
 
-@full  # in every run by command: tests/jobs/clusters/test_places.py
+@full  # in every run by command: tests/jobs/clusters/test_clusters.py
 def test_a_job_shrinks_and_grows_on_request(job):
     one = elastic(job)
     status = one.trains(2)

@@ -21,7 +21,7 @@ from howdah.errors import CheckFailed, ConfigError, ModelError
 from howdah.models.export.export import with_decision
 from howdah.models.metrics.metrics import classification_metrics
 from howdah.models.runs import baseline
-from howdah.serving.registry.gate import Check, Verdict, judge
+from howdah.serving.registry.gate import Check, GateVerdict, judge
 from howdah.serving.registry.publish import publish
 from tests.runs.finished_runs import config_of, finished_run, never
 from tests.support.models.finished_run import make_run
@@ -306,7 +306,7 @@ def worse(tmp_path) -> str:
 
 def test_a_model_that_is_worse_than_its_baseline_is_not_published_unasked(worse, capsys):
     run = SimpleNamespace(directory=worse)
-    nothing = Verdict("test", (), "made-1", 40, None)
+    nothing = GateVerdict("test", (), "made-1", 40, None)
     with pytest.raises(CheckFailed, match="Not good") as caught:
         reviewer(False)(run, nothing)
     assert "worse than the baseline" in caught.value.got and "--anyway" in caught.value.remedy
@@ -319,7 +319,7 @@ def test_a_model_that_is_worse_than_its_baseline_is_not_published_unasked(worse,
     assert re.search(r"test macro_f1 0\.\d{4} \(95 %: .*\); the baseline 0\.9\d{3}", message)
     reviewer(True)(run, nothing)
     # A gate that asks for something is the user's own judgement.
-    kept = Verdict("test", (Check("accuracy", 0.5, 0.75, "gate.minimum"),), "made-1", 40, None)
+    kept = GateVerdict("test", (Check("accuracy", 0.5, 0.75, "gate.minimum"),), "made-1", 40, None)
     reviewer(False)(run, kept)
 
 

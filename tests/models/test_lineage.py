@@ -39,7 +39,7 @@ def place(tmp_path, tiny_model_dir, monkeypatch) -> str:
 
 def add_marker(model: str, version: int) -> None:
     """The marker of a partition that a version has scored, as `howdah score` writes it."""
-    state = scored.Files(
+    state = scored.PartitionState(
         location="/warehouse/ds=2026-11-01", files=1, bytes=9, newest=1.0, digest="d"
     )
     directory = marker.directory_of(model, "db.scored", {"ds": "2026-11-01"})

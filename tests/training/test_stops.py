@@ -175,7 +175,7 @@ def saved(one) -> list[int]:
     ]
 
 
-@full  # in every run: tests/jobs/clusters/test_places.py kills a job, which saves; slow saves above
+@full  # in every run: tests/jobs/clusters/test_clusters.py kills a job; slow saves above
 @pytest.mark.parametrize("seconds", [SLOW, VERY_SLOW])
 @pytest.mark.parametrize(("framework", "controller", "elastic"), KINDS)
 def test_howdah_kill_waits_for_a_slow_checkpoint(local, framework, controller, elastic, seconds):

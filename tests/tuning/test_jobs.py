@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 
 MARK = "HOWDAH_STUDY_TEST"
 full = pytest.mark.full
-PLACES = [
+CLUSTERS = [
     "local",
     pytest.param("ray", marks=[full, pytest.mark.mpi]),
     pytest.param("spark", marks=[full, pytest.mark.spark]),
@@ -85,7 +85,7 @@ def studies(tmp_path, tiny_dataset, tiny_model_dir, monkeypatch):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("on", PLACES)
+@pytest.mark.parametrize("on", CLUSTERS)
 def test_a_lost_trial_is_tried_again_and_the_study_ends_with_its_jobs(studies, on):
     """The only rank of the first trial is killed: its job has one attempt and fails."""
     study = studies(
@@ -111,7 +111,7 @@ def test_a_lost_trial_is_tried_again_and_the_study_ends_with_its_jobs(studies, o
 
 
 @full
-@pytest.mark.parametrize("on", PLACES)
+@pytest.mark.parametrize("on", CLUSTERS)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stop_saves_and_ends_the_jobs_and_the_same_command_goes_on(studies, on, number, code):
     study = studies(on, tune={"trials": 1}, **LONG)
@@ -132,7 +132,7 @@ def test_a_stop_saves_and_ends_the_jobs_and_the_same_command_goes_on(studies, on
 
 
 @full
-@pytest.mark.parametrize("on", PLACES)
+@pytest.mark.parametrize("on", CLUSTERS)
 def test_a_second_signal_kills_the_jobs_without_saving(studies, on):
     study = studies(on, tune={"trials": 1}, **LONG | {"checkpoint.grace_seconds": 600})
     worker = study.start()
@@ -146,7 +146,7 @@ def test_a_second_signal_kills_the_jobs_without_saving(studies, on):
 
 
 @full
-@pytest.mark.parametrize("on", PLACES)
+@pytest.mark.parametrize("on", CLUSTERS)
 def test_a_killed_workers_job_is_ended_and_another_worker_goes_on_with_the_trial(studies, on):
     # It must still train when the second worker has started.
     study = studies(on, tune={"trials": 1}, **LONG | {"training.max_steps": 1500})
@@ -166,7 +166,7 @@ def test_a_killed_workers_job_is_ended_and_another_worker_goes_on_with_the_trial
 
 
 @full
-@pytest.mark.parametrize("on", PLACES)
+@pytest.mark.parametrize("on", CLUSTERS)
 def test_a_trial_whose_driver_was_killed_is_tried_again(studies, on):
     study = studies(on, tune={"trials": 1}, **LONG | {"training.max_steps": 300})
     worker = study.start()
@@ -179,7 +179,7 @@ def test_a_trial_whose_driver_was_killed_is_tried_again(studies, on):
 
 
 @full
-@pytest.mark.parametrize("on", PLACES)
+@pytest.mark.parametrize("on", CLUSTERS)
 def test_a_job_that_is_behind_is_pruned_in_order_and_keeps_its_checkpoint(studies, on):
     low, high = 1e-7, 1e-2
     space = {"training.learning_rate": {"choices": [low, high]}}

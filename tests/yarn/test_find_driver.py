@@ -31,7 +31,7 @@ class Clock:
 def agent(tmp_path, monkeypatch):
     """Makes agents of one job, each with its clock."""
     secret = address.new_secret()
-    (tmp_path / spec.SECRET).write_text(secret_file.Secrets(secret=secret).text())
+    (tmp_path / spec.SECRET).write_text(secret_file.JobSecrets(secret=secret).text())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CONTAINER_ID", CONTAINER)
     config = Config.model_validate({"run": {"directory": str(tmp_path / "run")}})
@@ -86,7 +86,7 @@ def test_agents_with_the_secret_find_a_driver_that_has_published_its_address(
         one.find_driver(1.0)
     assert "not signed by this job" in caught.value.got
 
-    (tmp_path / spec.SECRET).write_text(secret_file.Secrets(secret=address.new_secret()).text())
+    (tmp_path / spec.SECRET).write_text(secret_file.JobSecrets(secret=address.new_secret()).text())
     path.write_text(text)
     with pytest.raises(ClusterError, match="driver was not found"):
         agent().find_driver(1.0)

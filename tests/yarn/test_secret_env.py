@@ -35,7 +35,7 @@ def test_values_come_from_the_submitters_environment_and_a_missing_one_is_named(
 
 
 def test_the_file_keeps_any_value_and_its_object_prints_none():
-    made = secret_file.Secrets(secret="ab" * 32, env={"A": PLANTED})
+    made = secret_file.JobSecrets(secret="ab" * 32, env={"A": PLANTED})
     assert secret_file.parse(made.text()) == made
     assert "s3cr3t" not in repr(made) and "abab" not in repr(made)
 

@@ -39,8 +39,8 @@ def job(**yarn_keys):
 
 
 def submitted(settings, secure=True, **more):
-    shipment = spec.Shipment(
-        wheel=spec.Source(url=f"{HDFS}/packages/howdah-1-py3-none-any.whl"),
+    shipment = spec.YarnShipment(
+        wheel=spec.ContainerFile(url=f"{HDFS}/packages/howdah-1-py3-none-any.whl"),
         wheel_name=WHEEL,
         wheel_sha256=hashlib.sha256(b"the wheel").hexdigest(),
         **more,
@@ -111,7 +111,7 @@ def test_scripts_are_valid_bash(tmp_path):
         path = tmp_path / "script.sh"
         path.write_text(script)
         subprocess.run(["bash", "-n", path], check=True)
-    archive = submitted(job(python=None), environment=spec.Source(url="x", kind="archive"))
+    archive = submitted(job(python=None), environment=spec.ContainerFile(url="x", kind="archive"))
     assert "exec ./environment/bin/python -P -m howdah.yarn agent" in archive.worker.script
     assert archive.worker.files["environment"].kind == "archive"
 

@@ -16,7 +16,7 @@ from howdah.airflow.form.trigger_form import DAILY as KEY
 from howdah.config.model import Config
 from howdah.config.options import partition
 from howdah.config.options.partition import is_files
-from howdah.config.types import AnyPath, Section, Source, Table, problem_of
+from howdah.config.types import AnyPath, Section, SourcePath, Table, problem_of
 from howdah.errors import ConfigError
 
 _MIDNIGHT = "0 0 * * *"
@@ -34,7 +34,7 @@ class RetrainSettings(Section):
     cooldown_hours: float = Field(default=20.0, ge=0.0, allow_inf_nan=False)
     """Hours after the start of the last retraining in which an alarm does not start another one.
     0: every alarm does."""
-    source: Source | None = None
+    source: SourcePath | None = None
     """Labelled rows of a day: a table, or files with the partition's columns as {ds}. null:
     data.source."""
     dataset: AnyPath | None = None
@@ -62,7 +62,7 @@ class DailySettings(Section):
     events and by hand."""
     on_data: bool = True
     """Events of the Asset howdah_data start howdah_daily too."""
-    source: Source | None = None
+    source: SourcePath | None = None
     """Table of the rows to score, or files with the partition's columns as {ds}; null:
     data.source."""
     output: Table | None = None

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from howdah.config.options.source import moment_of
 from howdah.config.splits import SPLIT_WORDS, TEST, TRAIN, VALIDATION, Split
-from howdah.config.types import Rare, Section, Source, Usual, number_as_text
+from howdah.config.types import Rare, Section, SourcePath, Usual, number_as_text
 
 MOST_FOLDS = 20
 """Parts that `data.split.fold` may divide the clusters into."""
@@ -52,10 +52,10 @@ def moment(text: str) -> float:
 
 
 class SplitSources(Section):
-    validation: Rare[Source | None] = None
+    validation: Rare[SourcePath | None] = None
     """Source of an official validation set: files or a table, as data.source and with its columns.
     null: drawn from data.source."""
-    test: Rare[Source | None] = None
+    test: Rare[SourcePath | None] = None
     """Source of an official test set: files or a table, as data.source and with its columns. null:
     drawn from data.source."""
 

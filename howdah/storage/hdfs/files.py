@@ -66,7 +66,7 @@ Do = Callable[..., Any]
 """`HdfsStorage.do`: one attempt of a call on hdfs-native's client, its errors typed."""
 
 
-class Source:
+class HdfsReader:
     """Byte ranges of one file.
 
     Block locations become stale (a DataNode dies, the NameNode restarts): after a failure the file

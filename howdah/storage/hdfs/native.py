@@ -274,7 +274,7 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
 
     # ------------------------------------------------------------------------------ reading
     def open_read(self, path: str) -> BinaryIO:
-        source = hdfs_files.Source(self.do, path)
+        source = hdfs_files.HdfsReader(self.do, path)
         return RangeReader(source.fetch, source.size, path=path, window=WINDOW_BYTES)
 
     # ------------------------------------------------------------------------------ writing

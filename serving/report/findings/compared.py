@@ -20,7 +20,7 @@ from howdah.serving.report.findings.intervals import (
 )
 from howdah.serving.report.findings.material import BASELINE, Material
 from howdah.serving.report.findings.reference import NAMES, majority, most_frequent
-from howdah.serving.report.findings.verdict import Verdict, Versus, judge
+from howdah.serving.report.findings.verdict import ReportVerdict, Versus, judge
 
 _BOOTSTRAP_ROWS = 10_000
 _OF_CLASSES = {
@@ -36,7 +36,7 @@ Metrics = Mapping[str, Any]
 class Judgement:
     """What a report says first of a run."""
 
-    verdict: Verdict
+    verdict: ReportVerdict
     metric: str
     """Main metric."""
     split: str

@@ -25,7 +25,7 @@ from howdah.serving.registry.gate import VERDICT, VERDICT_SHAPE, better_by
 from howdah.serving.report.findings.base import Rival
 from howdah.serving.report.findings.look import Findings, analyze_predictions, for_verdict
 from howdah.serving.report.findings.texts import Texts
-from howdah.serving.report.findings.verdict import Verdict, Versus, recorded
+from howdah.serving.report.findings.verdict import ReportVerdict, Versus, recorded
 
 BASELINE = "the baseline"
 """Name of the baseline among `Material.against`."""
@@ -56,7 +56,7 @@ class Material:
     decision: Mapping[str, Any] = field(default_factory=dict)
     """Decision of the export (`howdah model threshold`)."""
     notes: Sequence[str] = ()
-    recorded: Verdict | None = None
+    recorded: ReportVerdict | None = None
     """Verdict in a finished run's run.json."""
     unread: Sequence[str] = ()
     """What `recorded` was based on and cannot be read: a verdict without it has less to say."""

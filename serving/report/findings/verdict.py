@@ -36,7 +36,7 @@ class Versus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class ReportVerdict:
     """The judgement on a run."""
 
     state: State
@@ -54,7 +54,7 @@ class Verdict:
         return self.sentence.startswith(_MISSED)
 
 
-def recorded(run: Mapping[str, Any]) -> Verdict | None:
+def recorded(run: Mapping[str, Any]) -> ReportVerdict | None:
     """Return the verdict in a finished run's run.json; None if there is none.
 
     Args:
@@ -76,7 +76,7 @@ def judge(
     split: str,
     against: Sequence[Versus],
     bounds: Sequence[Versus] = (),
-) -> Verdict:
+) -> ReportVerdict:
     """Judge a run's figure.
 
     Good: it keeps the gate's bounds, if there are any, and is beyond chance better than the
@@ -153,8 +153,8 @@ def _missed(bound: Versus) -> str:
     return f"{bound.metric} is {got}, and must be {relation} {bound.value:g} ({bound.name})"
 
 
-def _verdict(state: State, sentence: str) -> Verdict:
-    return Verdict(state=state, title=_TITLES[state], sentence=sentence)
+def _verdict(state: State, sentence: str) -> ReportVerdict:
+    return ReportVerdict(state=state, title=_TITLES[state], sentence=sentence)
 
 
 def _list(names: Sequence[str]) -> str:

@@ -48,7 +48,9 @@ def test_a_task_reads_the_tokens_that_it_was_given(container):
         for batch in batches:
             yield batch, credentials.ends(tokens.load())
 
-    (answer,) = crossing(credentials.using(work, credentials.Secrets(token_bytes)))(iter(["rows"]))
+    (answer,) = crossing(credentials.using(work, credentials.TaskTokens(token_bytes)))(
+        iter(["rows"])
+    )
     assert answer == ("rows", credentials.ends(tokens.parse(token_bytes)))
     path = os.environ[tokens.ENVIRONMENT]
     assert os.path.dirname(path) == str(container)
@@ -70,7 +72,7 @@ def test_a_task_that_waited_long_reads_newer_ones_where_the_driver_keeps_them(
     place = tmp_path_factory.mktemp("staging") / "newest"
     newest = credentials_file(2 * 86400)
     place.write_bytes(newest)
-    secrets = credentials.Secrets(credentials_file(86400), str(place))
+    secrets = credentials.TaskTokens(credentials_file(86400), str(place))
 
     def work(batches):
         for _ in batches:
@@ -118,7 +120,7 @@ def test_the_driver_takes_and_publishes_what_spark_gets(driver):
     first = driver.held
     lines = []
     secrets = driver.keeper.secrets(lines.append)
-    assert secrets == credentials.Secrets(first, "hdfs://somewhere/howdah-tokens")
+    assert secrets == credentials.TaskTokens(first, "hdfs://somewhere/howdah-tokens")
     assert len(lines) == 1 and "end at" in lines[0]
     driver.held = credentials_file(7200)
     wait_until(lambda: driver.published == [first, driver.held])
@@ -128,7 +130,7 @@ def test_the_driver_takes_and_publishes_what_spark_gets(driver):
 def test_without_a_place_for_them_tasks_have_what_they_are_given(driver):
     driver.published[:] = ["no place"]
     driver.held = credentials_file(7200)
-    assert driver.keeper.secrets() == credentials.Secrets(driver.held, driver.keeper._newest)
+    assert driver.keeper.secrets() == credentials.TaskTokens(driver.held, driver.keeper._newest)
 
 
 def test_tokens_that_are_about_to_end_are_refused_before_anything_is_written(driver):

@@ -1,4 +1,4 @@
-"""Addresses that a job's processes listen on, compared with the rows of docs/places.md."""
+"""Addresses that a job's processes listen on, compared with the rows of docs/clusters.md."""
 
 import ipaddress
 import re
@@ -39,7 +39,7 @@ def role(words):
 
 def documented():
     """{row: what the table says it listens on}."""
-    text = (ROOT / "docs" / "places.md").read_text()
+    text = (ROOT / "docs" / "clusters.md").read_text()
     table = text.partition("## What listens")[2].partition("\n## ")[0]
     return {row: on for row, on, _ in re.findall(r"^\| (.+?) \| (.+?) \|(.*)\|$", table, re.M)}
 

@@ -1,11 +1,11 @@
-"""What a fault costs a job of real training on a place: done, waited for, written down."""
+"""What a fault costs a job of real training on a cluster: done, waited for, written down."""
 
 import re
 import time
 
 from tests.runs import fault_table
 from tests.runs.jobs.local_jobs import kill, parent
-from tests.runs.jobs.place_jobs import gone
+from tests.runs.jobs.submitted_jobs import gone
 
 TRAINING = {
     "max_steps": 10**6, "num_train_epochs": 10**6, "global_batch_size": 12, "logging_steps": 1,
@@ -22,7 +22,7 @@ def elastic(one, framework, fault, where, harm, restore=lambda: None):
     """A fault that the job itself repairs: seconds until it trains, and until all do.
 
     Args:
-        where: the place, as the table names it.
+        where: the cluster, as the table names it.
         harm: does it.
         restore: brings back what the job needs for its second worker; its time counts.
     """

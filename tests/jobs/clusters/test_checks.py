@@ -31,7 +31,7 @@ from howdah.jobs import submit as submission
 from howdah.jobs.clusters import application as control
 from howdah.jobs.clusters.application import ProcessApplication, listed
 from howdah.jobs.clusters.spark_cluster import for_spark
-from tests.runs.jobs.place_jobs import NO_HOROVOD
+from tests.runs.jobs.submitted_jobs import NO_HOROVOD
 
 ENCRYPTED = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
 

@@ -7,9 +7,9 @@ import os
 import psutil
 import pytest
 
-from tests.jobs.clusters.test_places import ENDLESS
+from tests.jobs.clusters.test_clusters import ENDLESS
 from tests.runs.jobs.local_jobs import kill, parent
-from tests.runs.jobs.place_jobs import PlaceJob, gone
+from tests.runs.jobs.submitted_jobs import SubmittedJob, gone
 from tests.support.jobs.steps import check_state
 from tests.support.waiting import wait_until
 
@@ -26,7 +26,7 @@ def job(tmp_path, tiny_model_dir):
         lines = [f"text of row {n} and {n * 7919},{'ab'[n % 2]}" for n in range(rows)]
         source = tmp_path / "rows.csv"
         source.write_text("\n".join(["text,label", *lines, ""]))
-        one = PlaceJob(
+        one = SubmittedJob(
             tmp_path, "spark", light=light, words=("--etl",),
             data={"source": str(source), "dataset": str(tmp_path / "dataset"), "max_length": 64,
                   "spark": {"master": master, "driver_memory": "512m"}, **dict(data)},

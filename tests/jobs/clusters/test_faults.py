@@ -3,9 +3,9 @@
 import pytest
 
 from tests.jobs.clusters import measured
-from tests.jobs.clusters.test_places import PLACES
+from tests.jobs.clusters.test_clusters import CLUSTERS
 from tests.runs.jobs.local_jobs import kill
-from tests.runs.jobs.place_jobs import PlaceJob
+from tests.runs.jobs.submitted_jobs import SubmittedJob
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
@@ -17,7 +17,7 @@ def job(tmp_path, tiny_dataset, tiny_model_dir):
 
     def make(on, framework):
         spark = {"master": "local-cluster[2,1,1024]", "driver_memory": "512m"}
-        one = PlaceJob(
+        one = SubmittedJob(
             tmp_path, on, light=False,
             data={"dataset": tiny_dataset.path, "max_length": 64, "spark": spark},
             model={"base": tiny_model_dir},
@@ -34,7 +34,7 @@ def job(tmp_path, tiny_dataset, tiny_model_dir):
 
 
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
-@pytest.mark.parametrize("on", PLACES)
+@pytest.mark.parametrize("on", CLUSTERS)
 def test_what_faults_cost_a_job(job, on, framework):
     one = job(on, framework)
 

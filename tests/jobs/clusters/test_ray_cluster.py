@@ -14,7 +14,7 @@ import pytest
 from tests import ROOT
 from tests.jobs.clusters import measured
 from tests.runs.jobs.local_jobs import kill
-from tests.runs.jobs.place_jobs import PlaceJob, gone
+from tests.runs.jobs.submitted_jobs import SubmittedJob, gone
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.mpi, pytest.mark.full, pytest.mark.timeout(900)]
@@ -94,7 +94,7 @@ def ray_cluster():
 def ray_job(ray_cluster, tmp_path, tiny_dataset, tiny_model_dir, framework):
     """A job of real training on the cluster."""
     env = {key: value for key, value in ray_cluster.env.items() if key.startswith("RAY_")}
-    return PlaceJob(
+    return SubmittedJob(
         tmp_path, "ray", light=False, env=env, ray={"address": ray_cluster.address},
         data={"dataset": tiny_dataset.path, "max_length": 64}, model={"base": tiny_model_dir},
         training={**measured.TRAINING, "framework": framework}, checkpoint=measured.CHECKPOINT,

@@ -10,7 +10,7 @@ from howdah.packaging import horovod
 from tests.fixtures.etl_yarn import SPARK, containers
 from tests.jobs.clusters import measured
 from tests.runs.jobs.local_jobs import kill
-from tests.runs.jobs.place_jobs import PlaceJob, gone
+from tests.runs.jobs.submitted_jobs import SubmittedJob, gone
 from tests.runs.jobs.yarn_jobs import place_data
 from tests.support.waiting import wait_until
 
@@ -37,7 +37,7 @@ def job(healthy_cluster, hadoop_env, hdfs_dir, tiny_model_dir, tmp_path):
             rows = "\n".join(["text,label", *lines, ""])
             storage.write_whole(f"{hdfs_dir}/rows.csv", rows.encode())
             data = {"dataset": f"{hdfs_dir}/made", "source": f"{hdfs_dir}/rows.csv"}
-        one = PlaceJob(
+        one = SubmittedJob(
             tmp_path, "spark", light=False, run=f"{hdfs_dir}/run", env=healthy_cluster.env,
             words=("--etl",) if etl else (),
             data={**data, "max_length": 64, "spark": SPARK}, model={"base": f"{hdfs_dir}/model"},

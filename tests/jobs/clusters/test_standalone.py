@@ -11,7 +11,7 @@ import pytest
 from tests import ROOT
 from tests.jobs.clusters import measured
 from tests.runs.jobs.local_jobs import kill
-from tests.runs.jobs.place_jobs import PlaceJob, gone
+from tests.runs.jobs.submitted_jobs import SubmittedJob, gone
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.full, pytest.mark.timeout(900)]
@@ -96,7 +96,7 @@ def test_a_standalone_spark_with_authentication_and_encryption(
         conf = {**CONF, "spark.driver.host": "127.0.0.1",
                 "spark.executorEnv.PYTHONPATH": str(ROOT)}  # fmt: skip
         spark = {"master": cluster.master, "driver_memory": "512m", "conf": conf}
-        with PlaceJob(
+        with SubmittedJob(
             tmp_path, "spark", light=False, env={"PYSPARK_PYTHON": sys.executable},
             data={"dataset": tiny_dataset.path, "max_length": 64, "spark": spark},
             model={"base": tiny_model_dir},

@@ -267,7 +267,7 @@ def test_on_yarn_a_later_driver_s_file_and_another_submission_s_claim_count(tmp_
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CONTAINER_ID", "container_1_0001_01_000001")
     monkeypatch.setenv(spec.SUBMISSION, "ours")
-    (tmp_path / spec.SECRET).write_text(secret_file.Secrets(secret="s" * 64).text())
+    (tmp_path / spec.SECRET).write_text(secret_file.JobSecrets(secret="s" * 64).text())
     yarn = tmp_path / "run" / "job"
     yarn.mkdir(parents=True)
     owner = yarn / "application.json"

@@ -11,7 +11,7 @@ from howdah.models.profile import reference as references
 from howdah.models.profile.bins import Known
 from howdah.models.profile.profile import Profile, Reference
 from howdah.serving.drift.examples import Examples
-from howdah.serving.drift.judge import Column, Verdict, judge
+from howdah.serving.drift.judge import Column, DriftVerdict, judge
 from tests.serving.drift import samples
 
 VOCABULARY = 3000
@@ -280,7 +280,7 @@ def test_the_furthest_alarm_is_first_and_has_the_larger_grade():
         Column(name="confidence", state="ok", value=0.1, reference=0.02, limit=0.2),
         Column(name="estimated_accuracy", state="alarm", value=0.6, reference=0.9, limit=0.85),
     )
-    verdict = Verdict(rows=300, columns=columns)
+    verdict = DriftVerdict(rows=300, columns=columns)
     assert [one.name for one in verdict.alarms] == ["label", "estimated_accuracy", "length"]
     assert [one.grade for one in verdict.alarms] == ["large", "large", "moderate"]
     assert [one.name for one in verdict.by_size][3] == "confidence"

@@ -35,7 +35,7 @@ import json, sys
 from howdah.config import loader
 from howdah.errors import HowdahError
 from howdah.spark.session import session
-from howdah.serving.scoring.score import Request, score
+from howdah.serving.scoring.score import ScoreRequest, score
 from howdah.serving.scoring.selection import Selection
 
 config = loader.from_dict(json.loads(sys.argv[1]))
@@ -50,7 +50,7 @@ with session(config.data.spark, hive=True) as spark:
             step["selection"] = Selection(**{k: tuple(v) if isinstance(v, list) else v
                                              for k, v in step["selection"].items()})
             try:
-                made = score(Request(**step), config.model_copy(update={
+                made = score(ScoreRequest(**step), config.model_copy(update={
                     name: getattr(config, name).model_copy(update=values)
                     for name, values in own.items()}), progress=lines.append)
             except HowdahError as error:

@@ -22,18 +22,18 @@ from tests import ROOT
 from tests.jobs.clusters import listening
 from tests.jobs.test_local_nodes import small_disk
 from tests.runs.jobs.local_jobs import kill, parent
-from tests.runs.jobs.place_jobs import NO_HOROVOD, PlaceJob, gone
+from tests.runs.jobs.submitted_jobs import NO_HOROVOD, SubmittedJob, gone
 from tests.support.jobs.steps import check_state
 from tests.support.waiting import wait_until
 
 full = pytest.mark.full
-PLACES = [
+CLUSTERS = [
     "local",
     pytest.param("spark", marks=pytest.mark.spark),
     pytest.param("ray", marks=pytest.mark.mpi),
 ]
 LOCAL_AND_FULL = [
-    "local", *(pytest.param(one.values[0], marks=[*one.marks, full]) for one in PLACES[1:])
+    "local", *(pytest.param(one.values[0], marks=[*one.marks, full]) for one in CLUSTERS[1:])
 ]  # fmt: skip
 ENDLESS = 10**6
 
@@ -47,7 +47,7 @@ def job(tmp_path, tiny_dataset, tiny_model_dir):
         on, *, steps=ENDLESS, master="local[3]", conf=(), light=True, env=None, training=(),
         ranks_env=None, **job_keys
     ):  # fmt: skip
-        one = PlaceJob(
+        one = SubmittedJob(
             tmp_path, on, light=light, env=env,
             data={"dataset": tiny_dataset.path, "max_length": 64,
                   "spark": {"master": master, "driver_memory": "512m", "conf": dict(conf)}},
@@ -69,7 +69,7 @@ def test_a_job_whose_disk_is_full_can_be_killed(tmp_path, tiny_dataset, tiny_mod
     """A request to save cannot be written: the driver gets a signal."""
     with small_disk(tmp_path / "run", kilobytes=8_000):
         os.chmod(tmp_path / "run", 0o755)
-        with PlaceJob(
+        with SubmittedJob(
             tmp_path, "local", data={"dataset": tiny_dataset.path},
             model={"base": tiny_model_dir}, training={"max_steps": ENDLESS},
             job={"workers": 2, "commit_every": 5},
@@ -100,7 +100,9 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, tiny_dataset, tiny_mo
     assert "cannot make the job's directory" in done.stderr
 
 
-@pytest.mark.parametrize("on", [pytest.param("spark", marks=[pytest.mark.spark, full]), PLACES[2]])
+@pytest.mark.parametrize(
+    "on", [pytest.param("spark", marks=[pytest.mark.spark, full]), CLUSTERS[2]]
+)
 def test_a_killed_rank_is_replaced_and_a_kill_saves(job, on):
     one = job(on, min_workers=1, master="local[2]")
     status, survivor = one.trains(2), one.rank(0)["pid"]
@@ -164,7 +166,7 @@ def test_ranks_that_find_no_horovod_end_the_job_at_once_and_say_so(job):
 
 
 @full
-@pytest.mark.parametrize("on", PLACES)
+@pytest.mark.parametrize("on", CLUSTERS)
 def test_a_static_job_goes_on_from_its_checkpoint_after_its_driver_was_killed(job, on):
     one = job(on, workers=2)
     saved = one.wait(lambda s: s["last_checkpoint"], "a checkpoint")["last_checkpoint"]["step"]
@@ -183,7 +185,7 @@ def test_a_static_job_goes_on_from_its_checkpoint_after_its_driver_was_killed(jo
 
 
 @full
-@pytest.mark.parametrize("on", PLACES)
+@pytest.mark.parametrize("on", CLUSTERS)
 def test_a_killed_agent_s_container_is_replaced(job, on):
     one = job(on, min_workers=1, max_workers=2)
     status = one.trains(2)
@@ -196,7 +198,7 @@ def test_a_killed_agent_s_container_is_replaced(job, on):
 
 
 @full
-@pytest.mark.parametrize("on", PLACES[1:])
+@pytest.mark.parametrize("on", CLUSTERS[1:])
 def test_the_cluster_s_own_process_of_a_worker_is_killed(job, on):
     """A Ray actor's process; the executor's JVM of a Spark of several processes."""
     one = job(on, min_workers=1, max_workers=2, master="local-cluster[2,1,1024]")
@@ -213,7 +215,7 @@ def test_the_cluster_s_own_process_of_a_worker_is_killed(job, on):
 
 
 @full
-@pytest.mark.parametrize("on", PLACES)
+@pytest.mark.parametrize("on", CLUSTERS)
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_real_training_survives_a_killed_rank_and_ends_well(job, on, framework):
     one = job(on, light=False, steps=ENDLESS, min_workers=1, max_workers=2, training={
@@ -239,7 +241,7 @@ def test_real_training_survives_a_killed_rank_and_ends_well(job, on, framework):
 
 
 @full
-@pytest.mark.parametrize("on", PLACES)
+@pytest.mark.parametrize("on", CLUSTERS)
 def test_a_stopped_rank_is_named_and_replaced(job, on):
     one = job(on, min_workers=1, hang_seconds=5)
     status = one.trains(2)

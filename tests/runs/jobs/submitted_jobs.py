@@ -37,7 +37,7 @@ class _Detached:
         kill(self.pid, signal.SIGKILL)
 
 
-class PlaceJob(LocalJob):
+class SubmittedJob(LocalJob):
     """Submitted by the command line, and controlled by it.
 
     Args:

@@ -1,6 +1,6 @@
 """Workers in a Ray cluster, each an actor.
 
-Ray's processes listen on more than loopback (docs/places.md has the list); since 2.60 a token
+Ray's processes listen on more than loopback (docs/clusters.md has the list); since 2.60 a token
 guards them. A private Ray gets its own token file, which must exist before `import ray`.
 """
 

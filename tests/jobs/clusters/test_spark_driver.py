@@ -14,7 +14,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture
 def backend(spark, tmp_path):
-    from howdah.jobs.clusters.spark_place import SparkDriver
+    from howdah.jobs.clusters.spark_driver import SparkDriver
 
     made = []
 

@@ -1,7 +1,7 @@
-"""Leases on the shard cache's files: a file that is leased is not removed to make room.
+"""Locks on the shard cache's files: a file that is locked is not removed to make room.
 
-A reader leases the shards that it reads now and next, whether or not they are in the cache yet. A
-lease is a kernel lock on one byte of an empty file; a hash of the shard's key gives the offset.
+A reader locks the shards that it reads now and next, whether or not they are in the cache yet. Such
+a lock is the kernel's, on one byte of an empty file; a hash of the shard's key gives the offset.
 These are OFD locks (of open file descriptions): two threads of one process hold separate ones, and
 the kernel releases them when their process dies, so that none is ever stale.
 """
@@ -17,8 +17,8 @@ from collections.abc import Iterable
 _FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
 
-class ShardLeases:
-    """The leases of one reader; none after `close`.
+class ShardLocks:
+    """The locks of one reader; none after `close`.
 
     Args:
         path: the file that is locked; made where it is missing.
@@ -29,7 +29,7 @@ class ShardLeases:
         self._keys: set[str] = set()
 
     def replace(self, keys: Iterable[str]) -> None:
-        """Hold leases on exactly these files from now on."""
+        """Hold locks on exactly these files from now on."""
         needed = set(keys)
         for key in needed - self._keys:
             _lock_byte(self._file.fileno(), fcntl.F_OFD_SETLK, fcntl.F_RDLCK, key)
@@ -43,8 +43,8 @@ class ShardLeases:
         self._file.close()
 
 
-def is_leased(path: str, key: str) -> bool:
-    """Whether a reader of any process of this machine, this one included, leases the file."""
+def is_locked(path: str, key: str) -> bool:
+    """Whether a reader of any process of this machine, this one included, locks the file."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
