@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
 from howdah import storage
-from howdah.config.loader import Config, load
+from howdah.config.loader import load
+from howdah.config.model import Config
 from howdah.data.manifest import MANIFEST, Dataset, load_dataset
 from howdah.errors import CheckpointError, ConfigError, DataError, HowdahError, ModelError
 from howdah.models.base import with_pinned_base

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from howdah import redact
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.errors import HowdahError, UsageError, render
 from howdah.jobs import world
 from howdah.jobs.agent import facts

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 from howdah import storage
 from howdah.config.data import Columns, CsvOptions
-from howdah.config.loader import Config, require_secrets
+from howdah.config.loader import require_secrets
+from howdah.config.model import Config
 from howdah.config.options.source import TABLE_NAME
 from howdah.core import activity
 from howdah.core.activity import time_left

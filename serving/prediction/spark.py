@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from howdah import storage
 from howdah.config.data import Columns, CsvOptions
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.config.options.source import LAKES, TABLE_NAME
 from howdah.core.activity import Progress
 from howdah.data.hive_table import replace_partition

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from howdah import storage
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.config.options.partition import NULL
 from howdah.config.options.source import TABLE_NAME
 from howdah.core.activity import Progress

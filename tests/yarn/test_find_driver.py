@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.errors import ClusterError
 from howdah.jobs import secret_file
 from howdah.jobs.backend import DriverAddress

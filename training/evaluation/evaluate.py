@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO, assert_never
 import numpy as np
 
 from howdah import storage
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.config.splits import SPLITS, TEST
 from howdah.config.tasks import Task
 from howdah.core import activity

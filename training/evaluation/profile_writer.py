@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from howdah import storage
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.config.splits import TEST, TRAIN, VALIDATION
 from howdah.config.tasks import Task
 from howdah.data.manifest import Dataset

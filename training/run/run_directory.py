@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from howdah import redact, storage
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.errors import CheckpointError, StorageError, render
 from howdah.models.runs.hours import tags_of
 from howdah.models.runs.metrics_log import FILE_NAME as METRICS_FILE
