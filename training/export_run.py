@@ -21,7 +21,7 @@ from howdah.models.weights import lora
 from howdah.models.weights.parameters import with_dropouts
 from howdah.models.weights.pretrained import BaseModel
 from howdah.training.checkpoint.manager import Checkpoints
-from howdah.training.checkpoint.manager import load as load_checkpoint
+from howdah.training.checkpoint.read import load as load_checkpoint
 from howdah.training.checkpoint.read import model_weights, read_manifest
 from howdah.training.model.warm import begin
 

@@ -26,8 +26,6 @@ from howdah.models import integrity
 from howdah.models.decision import Answer, Decision, Rule
 from howdah.models.export import onnx_graph
 from howdah.models.opened.runtimes import (
-    FRAMEWORKS,
-    RUNTIMES,
     Forward,
     forward_of,
     prepare,
@@ -36,11 +34,6 @@ from howdah.models.opened.runtimes import (
 from howdah.models.registry import EXPORT_INFO as INFO
 from howdah.models.version import Version, open_version, require_kind, require_one_label
 from howdah.models.weights.pretrained import load_base
-
-__all__ = [
-    "EXPORT_PATTERNS", "FRAMEWORKS", "Forward", "RUNTIMES", "ServedModel", "open_model",
-    "patterns_of", "serving_framework",
-]  # fmt: skip
 
 EXPORT_PATTERNS = ["config.json", "model*.safetensors*", onnx_graph.FILE, INFO]
 EXPORT_PATTERNS += [*TOKENIZER_FILES, *IMAGE_FILES]

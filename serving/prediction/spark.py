@@ -19,7 +19,7 @@ from howdah.core.activity import Progress
 from howdah.data.hive_table import replace_partition
 from howdah.errors import DataError, UsageError
 from howdah.hadoop.kerberos import logged_in
-from howdah.models.opened.opened import serving_framework
+from howdah.models.opened.runtimes import serving_framework
 from howdah.models.version import open_version
 from howdah.packaging import cluster_paths
 from howdah.serving.prediction import files, frames, sessions

@@ -21,7 +21,7 @@ from howdah import storage
 from howdah.config.data import CsvOptions
 from howdah.config.loader import from_dict
 from howdah.errors import AlreadyExists, DataError, NotFound, PermissionDenied, UsageError
-from howdah.models.metrics.metrics import softmax
+from howdah.models.decision import softmax
 from howdah.serving.prediction import predict as predictor
 from howdah.serving.prediction.lines import predict_lines
 from tests.serving.prediction.parity import expected_label, read_output, words, write

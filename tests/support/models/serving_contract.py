@@ -21,9 +21,9 @@ from howdah import storage
 from howdah.config.loader import from_dict
 from howdah.data.family import FAMILIES
 from howdah.errors import ModelError, UsageError
+from howdah.models.decision import softmax
 from howdah.models.export.export import INFO, export
 from howdah.models.export.run_info import describe_run
-from howdah.models.metrics.metrics import softmax
 from howdah.models.opened.opened import open_model
 from howdah.models.weights.pretrained import load_base
 from howdah.serving.prediction import predict as predictor
