@@ -57,7 +57,6 @@ def predict_spark(
     *,
     text_columns: Sequence[str] | None,
     id_column: str | None,
-    csv_options: CsvOptions,
     config: Config,
     framework: str | None,
     overwrite: bool,
@@ -92,7 +91,7 @@ def predict_spark(
         version = open_version(model, config.publish.directory)
         request = _Request(
             model=files_of(version, framework), source=source, output=output, form=form,
-            text_columns=text_columns, id_column=id_column, csv_options=csv_options,
+            text_columns=text_columns, id_column=id_column, csv_options=config.data.csv,
             overwrite=overwrite, batch=batch,
         )  # fmt: skip
         runtime = serving_framework(version, framework)

@@ -160,7 +160,7 @@ class ServingContract:
         csv.writer(text).writerows([["text"], *([t] for t in TEXTS)])
         storage.write_whole(source, text.getvalue().encode())
         summary = predictor.predict(
-            place["config"].run.directory, source, output, framework=self.framework, threads=1
+            place["config"].run.directory, source, output, framework=self.framework
         )
         assert summary["run_id"] == "run-1"
         assert summary["rows"] == 4
