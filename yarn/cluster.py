@@ -43,6 +43,7 @@ class YarnCluster(Cluster):
     """
 
     name = "yarn"
+    submits_finished = True
 
     def __init__(self, config: Config, tokens: Callable[[], list[bytes]] = list) -> None:
         super().__init__(config)
