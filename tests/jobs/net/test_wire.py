@@ -240,13 +240,13 @@ def test_a_thousand_refused_requests_are_one_line(driver):
 # -------------------------------------------------------------------------------- descriptors
 FULL = """
 import os, resource, sys, time
-from howdah.jobs.net import wire
+from howdah.jobs.net.wire_server import Server
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
 def signed(method, path, body):
     time.sleep(0.5)
     return 200, "application/json", b'{"cpu": %f}' % time.process_time()
-server = wire.Server("127.0.0.1", None, sys.argv[1], signed=signed, page=None,
-                     refused=lambda line: print(line, flush=True))
+server = Server("127.0.0.1", None, sys.argv[1], signed=signed, page=None,
+                refused=lambda line: print(line, flush=True))
 server.start()
 others = [os.open(os.devnull, os.O_RDONLY)]
 while others[-1] < 39:

@@ -113,7 +113,8 @@ class Refused:
             raise ImportError(name)
 
 sys.meta_path.insert(0, Refused())
-from howdah.models.opened.opened import open_model, serving_framework
+from howdah.models.opened.opened import open_model
+from howdah.models.opened.runtimes import serving_framework
 from howdah.models.version import open_version
 chosen = serving_framework(open_version(sys.argv[1], "none"))
 scores = open_model(sys.argv[1], framework=chosen, threads=1).scores(json.loads(sys.argv[2]))
