@@ -7,7 +7,7 @@ or the command's name.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import typer
@@ -68,6 +68,14 @@ EXAMPLES_OF_MODEL = {
 }
 """The commands of `howdah model`, in the order of its help."""
 
+EXAMPLES_OF_CONFIG = {
+    "init": "howdah config init run.yaml --source rows.csv",
+    "explain": "howdah config explain training.learning_rate",
+    "check": "howdah config check --config run.yaml --set training.max_steps=100",
+    "policy": "howdah config policy policy.yaml",
+}
+"""The commands of `howdah config`, in the order of its help."""
+
 
 class Commands(TyperGroup):
     """The commands of `howdah`, in the groups of its help."""
@@ -101,22 +109,37 @@ class Commands(TyperGroup):
                 formatter.write_dl(_sentences(self, names))
 
 
-class ModelCommands(TyperGroup):
-    """The commands of `howdah model`."""
+class _Below(TyperGroup):
+    """The commands below one of `howdah`."""
+
+    examples: Mapping[str, str]
+    """{command: its example}, in the order of the help."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        for name, example in EXAMPLES_OF_MODEL.items():
+        for name, example in self.examples.items():
             _with_example(self.commands[name], example)
 
     def list_commands(self, ctx: typer.Context) -> list[str]:
         """The names in the order of the help."""
-        return list(EXAMPLES_OF_MODEL)
+        return list(self.examples)
 
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:
         """Write the commands, each with its whole sentence."""
         with formatter.section("Commands"):
             formatter.write_dl(_sentences(self, self.list_commands(ctx)))
+
+
+class ModelCommands(_Below):
+    """The commands of `howdah model`."""
+
+    examples = EXAMPLES_OF_MODEL
+
+
+class ConfigCommands(_Below):
+    """The commands of `howdah config`."""
+
+    examples = EXAMPLES_OF_CONFIG
 
 
 def _sentences(group: TyperGroup, names: Iterable[str]) -> list[tuple[str, str]]:

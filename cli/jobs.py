@@ -193,9 +193,7 @@ def submit(
 
         with cluster.session():  # refused if it would be described by settings it did not have
             done = settings.already_finished(checked)
-        # On YARN a finished run is submitted again: it ends at once, and a caller that waits for an
-        # application's id gets one.
-        if done is not None and not etl and checked.job.on != "yarn":
+        if done is not None and not etl and not cluster.submits_finished:
             answer(settings.of_finished(checked, on=checked.job.on), json, done)
             return
     submit_to(cluster, wait, dry_run, json, typed("publish", config, set))

@@ -99,7 +99,9 @@ def _require_directories(option: str, paths: list[str] | None) -> None:
 
 def _root(dataset: str) -> str:
     """data.dataset may be a version of it."""
-    return storage.parent(dataset) if storage.name(dataset).startswith("v=") else dataset
+    from howdah.data.manifest import version_hash
+
+    return dataset if version_hash(dataset) is None else storage.parent(dataset)
 
 
 @app.command()

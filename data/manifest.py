@@ -304,6 +304,21 @@ def bytes_hash(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
+def version_name(hash_: str) -> str:
+    """Name of a version's directory below the dataset's root."""
+    return f"v={hash_}"
+
+
+def version_hash(path: Any) -> str | None:
+    """The hash in a version's path or name, as run.json names it; None: it is not one.
+
+    >>> version_hash("hdfs:///data/news/v=0badcafe")
+    '0badcafe'
+    """
+    name = storage.name(path.rstrip("/")) if isinstance(path, str) else ""
+    return name.removeprefix("v=") if name.startswith("v=") else None
+
+
 _MOST_NAMED = 100
 
 
@@ -339,8 +354,7 @@ def commit(path: str, manifest: DatasetManifest) -> None:
         manifest = manifest.model_copy(update={"schema_version": PACKED_SCHEMA_VERSION})
     data = json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
     # Half a character, as of a file's name in another encoding than UTF-8, becomes JSON's escape.
-    raw = data.encode("utf-8", "backslashreplace")
-    storage.create_exclusive(storage.join(path, MANIFEST), raw)
+    storage.create_exclusive(storage.join(path, MANIFEST), data.encode("utf-8", "backslashreplace"))
 
 
 def load_dataset(path: str) -> Dataset:
@@ -430,10 +444,8 @@ def _versions(children: Iterable[storage.Entry]) -> list[_Version]:
     A year of days is 365 manifests, each with all shards of those before it: of each only the
     first bytes are read.
     """
-    names = [child.path for child in children if child.is_dir and child.name.startswith("v=")]
-    if not names:
-        return []
-    with ThreadPoolExecutor(min(_THREADS, len(names)), "howdah-versions") as pool:
+    names = [one.path for one in children if one.is_dir and version_hash(one.name) is not None]
+    with ThreadPoolExecutor(min(_THREADS, len(names) or 1), "howdah-versions") as pool:
         return [version for version in pool.map(_head, names) if version is not None]
 
 

@@ -24,6 +24,7 @@ from howdah.data.manifest import (
     commit,
     content_hash,
     load_dataset,
+    version_name,
 )
 from howdah.errors import ClusterError, HowdahError, StorageError
 from howdah.etl import report
@@ -322,7 +323,7 @@ def _target(
         past = find(config.data, source, etl_format=ETL_FORMAT, tokenizer=encoder.hash)
     gone = marks.load(config.data.dataset)
     hash_ = dataset_hash(config, source, encoder, past, gone)
-    return past, gone, hash_, storage.join(config.data.dataset, f"v={hash_}")
+    return past, gone, hash_, storage.join(config.data.dataset, version_name(hash_))
 
 
 def _unchanged(

@@ -28,6 +28,7 @@ from howdah.data.manifest import (
     created_now,
     load_dataset,
     version_before,
+    version_name,
 )
 from howdah.data.record import Columns, RecordLayout, ids_dtype_for
 from howdah.errors import DataError
@@ -201,7 +202,8 @@ def expectations(
     for one in expected:
         if one.found is None:
             progress(f"data.expect.{one.key} is not judged: {one.detail}")
-    expect.refuse(expected, storage.join(config.data.dataset, f"v={manifest.dataset_hash}"))
+    path = storage.join(config.data.dataset, version_name(manifest.dataset_hash))
+    expect.refuse(expected, path)
     return expect.as_quality(expected, parent)
 
 

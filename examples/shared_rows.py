@@ -8,7 +8,7 @@ import time
 import verdict
 
 from howdah import storage
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.config.splits import TRAIN
 from howdah.data.manifest import load_dataset
 from howdah.errors import ConfigError

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from howdah import storage
-from howdah.config.loader import Config, load
+from howdah.config.loader import load
+from howdah.config.model import Config
 from howdah.errors import HowdahError, NotFound, TrainingError, UsageError, render
 from howdah.models.runs import record
 from howdah.run_files import RUN_JSON

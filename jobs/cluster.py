@@ -28,6 +28,9 @@ class Cluster(ABC):
     """The value of job.on: yarn, local, spark or ray."""
     kind = "training"
     """The kind of its applications, as in their records."""
+    submits_finished = False
+    """True: a run that has finished is submitted again and ends at once, since a caller that waits
+    for an application's id, as Airflow's operator does, gets one."""
 
     def __init__(self, config: Config) -> None:
         self.config = config

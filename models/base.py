@@ -13,7 +13,7 @@ from typing import Any
 
 from howdah import storage
 from howdah.config.model import Config
-from howdah.data.manifest import Dataset, load_dataset
+from howdah.data.manifest import Dataset, load_dataset, version_name
 from howdah.errors import DataError, ModelError, NotFound
 from howdah.models.export_info import read_info
 from howdah.models.version import find_version
@@ -73,7 +73,7 @@ def learnt_parts(
         trained = read_info(model).get("dataset") or {}
     except (NotFound, ModelError):
         return None
-    beside = storage.join(storage.parent(dataset.path), f"v={trained.get('hash')}")
+    beside = storage.join(storage.parent(dataset.path), version_name(trained.get("hash")))
     for path in dict.fromkeys((trained.get("path"), beside)):
         try:
             version = load_dataset(path) if path else None

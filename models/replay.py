@@ -10,7 +10,7 @@ from dataclasses import replace
 from howdah.config.model import Config
 from howdah.config.splits import TRAIN
 from howdah.config.training import TrainingSection
-from howdah.data.manifest import Dataset, content_hash
+from howdah.data.manifest import Dataset, content_hash, version_name
 from howdah.errors import ConfigError
 from howdah.models.base import learnt_parts, with_pinned_base
 
@@ -59,7 +59,7 @@ def replayed(
             remedy="leave training.replay out, or make the dataset with data.append.enabled",
         )
     if learnt is None:
-        latest = f"v={manifest.dataset_hash}"
+        latest = version_name(manifest.dataset_hash)
         new = {part.name for part in manifest.parts if part.version == latest}
     else:
         new = {part.name for part in manifest.parts if part.identity not in learnt}

@@ -29,6 +29,8 @@ from howdah.models.weights.pretrained import label_names_of
 from howdah.run_files import RUN_JSON
 
 _MOST_NAMED = 20
+OF_FILES = "sha256:"
+"""Beginning of the run id of a third-party model; the hash of its files follows."""
 
 
 @dataclass(frozen=True, kw_only=True)

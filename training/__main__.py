@@ -25,8 +25,9 @@ from collections.abc import Callable, Sequence
 
 from howdah import storage
 from howdah.config import launchers
-from howdah.config.loader import Config, require_secrets
 from howdah.config.loader import load as load_config
+from howdah.config.loader import require_secrets
+from howdah.config.model import Config
 from howdah.core.processes import die_with_parent
 from howdah.data.splits.shard_files import TRAFFIC
 from howdah.doctor.packages import carrier_of_job

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
 from howdah import storage
-from howdah.config.loader import Config, load
+from howdah.config.loader import load
+from howdah.config.model import Config
 from howdah.data.manifest import MANIFEST, Dataset, load_dataset
 from howdah.errors import CheckpointError, ConfigError, DataError, HowdahError, ModelError
 from howdah.models.base import with_pinned_base
@@ -20,7 +21,7 @@ from howdah.models.weights import lora
 from howdah.models.weights.parameters import with_dropouts
 from howdah.models.weights.pretrained import BaseModel
 from howdah.training.checkpoint.manager import Checkpoints
-from howdah.training.checkpoint.manager import load as load_checkpoint
+from howdah.training.checkpoint.read import load as load_checkpoint
 from howdah.training.checkpoint.read import model_weights, read_manifest
 from howdah.training.model.warm import begin
 

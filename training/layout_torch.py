@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from itertools import chain
 
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.core.cache import cache_root
 from howdah.core.machine import map_blocks_from, return_free_memory
 from howdah.models.forward import forward_torch

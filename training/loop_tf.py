@@ -12,7 +12,7 @@ from itertools import chain
 import numpy as np
 import tensorflow as tf
 
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.models.forward import forward_tf
 from howdah.models.weights import parameters
 from howdah.process import devices

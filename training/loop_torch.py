@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.core.machine import return_free_memory
 from howdah.models.forward import forward_torch
 from howdah.models.forward.packing_torch import packing_of

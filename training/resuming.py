@@ -10,8 +10,7 @@ import numpy as np
 
 from howdah.models.weights import parameters
 from howdah.training.checkpoint.elastic_state import ElasticState
-from howdah.training.checkpoint.manager import Checkpoint
-from howdah.training.checkpoint.read import MODEL
+from howdah.training.checkpoint.read import MODEL, Checkpoint
 from howdah.training.checkpoint.state import TrainState
 from howdah.training.comm.base import Comm
 from howdah.training.preparation.job import TrainingJob

@@ -16,8 +16,8 @@ from typing import Any
 from howdah import storage
 from howdah.config import loader
 from howdah.config.job import ClusterName
-from howdah.config.loader import Config
 from howdah.config.metric_table import METRICS
+from howdah.config.model import Config
 from howdah.config.splits import TRAIN, VALIDATION
 from howdah.config.tune import SQLITE, Dimension, TuneSection
 from howdah.config.types import named_by

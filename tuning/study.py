@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from howdah import redact, storage
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.config.tune import JOURNAL, SQLITE, TuneSection
 from howdah.core.processes import limit
 from howdah.errors import ClusterError, ConfigError, DataError, HowdahError

@@ -9,7 +9,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from howdah import storage
-from howdah.config.loader import Config, require_secrets
+from howdah.config.loader import require_secrets
+from howdah.config.model import Config
 from howdah.errors import ConfigError, HowdahError, TrainingError, UsageError
 from howdah.models.runs.run_json import CONFIG, NEEDED, freeze_config
 from howdah.run_files import REPORT, RUN_JSON

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from howdah.config.job import ClusterName
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.core import machine
 from howdah.errors import HowdahError, NotFound, TrainingError, UsageError, WorkersLost
 from howdah.process import isolation

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.core.processes import limit
 from howdah.errors import HowdahError, Interrupted, Terminated
 from howdah.models.runs.run_json import RunFile

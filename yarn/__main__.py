@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from howdah import storage
 from howdah.config import loader as config_module
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.errors import ClusterError, HowdahError, UsageError, render
 from howdah.jobs import record
 from howdah.yarn import spec

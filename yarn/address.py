@@ -24,11 +24,6 @@ _SIGNATURE, _SESSION = b"howdah seal", b"howdah session"
 _NONCE_BYTES = 32
 
 
-def new_secret() -> str:
-    """A job's secret: 256 bits in hexadecimal."""
-    return secrets.token_hex(32)
-
-
 def new_nonce() -> str:
     """One driver process's nonce: 256 bits in hexadecimal."""
     return secrets.token_hex(_NONCE_BYTES)

@@ -24,12 +24,13 @@ from howdah.hadoop.resourcemanager import APPLICATION, LIVE, OVER, ResourceManag
 from howdah.jobs import checks, secret_file
 from howdah.jobs.application import Application
 from howdah.jobs.cluster import Cluster
+from howdah.jobs.net.signing import new_key
 from howdah.jobs.record import Record
 from howdah.models.runs import applications
 from howdah.packaging import cluster_paths
 from howdah.packaging.staging import PACKAGES
 from howdah.storage.directories import owner_here
-from howdah.yarn import address, registry, shipping, spec
+from howdah.yarn import registry, shipping, spec
 from howdah.yarn.application import YarnApplication, directory_of, listed, user_of
 from howdah.yarn.preflight import locality, preflight
 
@@ -42,6 +43,7 @@ class YarnCluster(Cluster):
     """
 
     name = "yarn"
+    submits_finished = True
 
     def __init__(self, config: Config, tokens: Callable[[], list[bytes]] = list) -> None:
         super().__init__(config)
@@ -111,7 +113,7 @@ class YarnCluster(Cluster):
         shipment, packages = shipping.plan(config, progress)
         shipping.upload(config, packages, progress)
         secrets = secret_file.JobSecrets(
-            secret=address.new_secret(), env=secret_file.values(config, os.environ)
+            secret=new_key(), env=secret_file.values(config, os.environ)
         )
         write = secret_file.write_private
         return spec.application(

@@ -18,8 +18,13 @@ from howdah.cli.common import (
     say,
     typed,
 )
+from howdah.cli.groups import ConfigCommands
 
-app = typer.Typer(help="Write, check and explain the run configuration.", no_args_is_help=True)
+app = typer.Typer(
+    cls=ConfigCommands,
+    help="Write, check and explain the run configuration.",
+    no_args_is_help=True,
+)
 
 
 @app.command("init")

@@ -9,7 +9,7 @@ from typing import Any
 
 from howdah import storage
 from howdah.data import id_index
-from howdah.data.manifest import MANIFEST, Dataset, ShardEntry, load_dataset
+from howdah.data.manifest import MANIFEST, Dataset, ShardEntry, load_dataset, version_hash
 from howdah.errors import DataError, NotFound
 
 _AT_ONCE = 16
@@ -25,7 +25,9 @@ def versions(root: str) -> list[Dataset]:
     if storage.exists(storage.join(root, MANIFEST)):
         return [load_dataset(root)]
     try:
-        entries = [e for e in storage.list_dir(root) if e.is_dir and e.name.startswith("v=")]
+        entries = [
+            e for e in storage.list_dir(root) if e.is_dir and version_hash(e.name) is not None
+        ]
     except NotFound:
         raise DataError(
             "there is no dataset",
@@ -34,16 +36,6 @@ def versions(root: str) -> list[Dataset]:
         ) from None
     whole = [e.path for e in entries if storage.exists(storage.join(e.path, MANIFEST))]
     return sorted(map(load_dataset, whole), key=lambda one: one.manifest.created)
-
-
-def version_hash(path: Any) -> str | None:
-    """The hash in the path of a dataset's version, as run.json names it; None: it is not one.
-
-    >>> version_hash("hdfs:///data/news/v=0badcafe")
-    '0badcafe'
-    """
-    name = storage.name(path.rstrip("/")) if isinstance(path, str) else ""
-    return name.removeprefix("v=") if name.startswith("v=") else None
 
 
 def find(row_id: str, datasets: Sequence[Dataset]) -> dict[str, list[dict[str, Any]]]:

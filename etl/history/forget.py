@@ -21,7 +21,7 @@ from howdah.core.activity import Progress
 from howdah.core.user import user_and_host
 from howdah.data.lineage import forgotten as marks
 from howdah.data.lineage.shards import versions as versions_below
-from howdah.data.manifest import MANIFEST, Dataset, newest
+from howdah.data.manifest import MANIFEST, Dataset, newest, version_hash, version_name
 from howdah.errors import DataError, NotFound
 from howdah.etl.history import artefacts, in_dataset, rewrite, trained
 from howdah.etl.history.mentions import NOTHING, Targets
@@ -151,7 +151,7 @@ def survey(
         _beside(root, result)
         # Versions with these rows that an earlier call has removed: their models are still there.
         for hash_ in marked[root].versions_with(ids):
-            hashes.setdefault(hash_, storage.join(root, f"v={hash_}"))
+            hashes.setdefault(hash_, storage.join(root, version_name(hash_)))
     for path in _below([*runs, *files, *trained.markers(models)], datasets, result):
         _look(path, result)
     forgotten = {one for one in ids if any(mark.when(one) for mark in marked.values())}
@@ -314,7 +314,7 @@ def _of_version(
 def _beside(root: str, result: Survey) -> None:
     """Add what lies in the dataset's directory besides what manifests name."""
     for entry in storage.list_dir(root):
-        if entry.is_dir and entry.name.startswith("v="):
+        if entry.is_dir and version_hash(entry.name) is not None:
             inside = in_dataset.directory(entry.path, result.targets)
             result.leftovers |= inside.leftovers
             for path in inside.others:
@@ -390,9 +390,7 @@ def _below(places: Sequence[str], datasets: Sequence[str], result: Survey) -> It
         except NotFound:
             result.missing.append(place)
             continue
-        if storage.name(place.rstrip("/")).startswith("v=") and any(
-            ".tfrecord" in entry.name for entry in entries
-        ):
+        if version_hash(place) is not None and any(".tfrecord" in entry.name for entry in entries):
             root = storage.parent(place.rstrip("/"))
             if storage.absolute(root) not in roots:
                 why, remedy = "it is a version of a dataset", f"give its root too: --dataset {root}"

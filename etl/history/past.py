@@ -18,6 +18,7 @@ from howdah.data.manifest import (
     ShardEntry,
     content_hash,
     newest,
+    version_name,
 )
 from howdah.errors import ConfigError, DataError
 from howdah.etl.history import ledger, place
@@ -108,7 +109,8 @@ class Past:
         quality = manifest.quality
         part = PartEntry(
             name=self.part, identity=self.identity, source=self.source, rows=rows,
-            version=f"v={manifest.dataset_hash}", read=quality["read"], drops=quality["drops"],
+            version=version_name(manifest.dataset_hash), read=quality["read"],
+            drops=quality["drops"],
         )  # fmt: skip
         splits = {
             split: [shard.model_copy(update={"part": self.part}) for shard in shards]

@@ -34,6 +34,7 @@ from howdah.data.manifest import (
     content_hash,
     created_now,
     load_dataset,
+    version_name,
 )
 from howdah.data.record import ShardWriter
 from howdah.data.targets import Label
@@ -109,7 +110,7 @@ def _all_shards(manifest: DatasetManifest) -> list[ShardEntry]:
 
 
 def _newest_parts(manifest: DatasetManifest) -> set[str | None]:
-    latest = f"v={manifest.dataset_hash}"
+    latest = version_name(manifest.dataset_hash)
     return {part.name for part in manifest.parts if part.version == latest}
 
 
@@ -137,7 +138,7 @@ class _Rewrite:
         hash_ = content_hash(
             {"from": old.dataset_hash, "without": sorted(self.targets.exact), "target": self.target}
         )
-        path = storage.join(storage.parent(self.dataset.path), f"v={hash_}")
+        path = storage.join(storage.parent(self.dataset.path), version_name(hash_))
         if storage.exists(storage.join(path, MANIFEST)):
             return load_dataset(path)
         lease = RunLease(path)
@@ -172,7 +173,7 @@ class _Rewrite:
             before = sum(entry.rows for entry in _all_shards(old))
             quality["forgotten"] = quality.get("forgotten", 0) + before - kept
             quality, parts = self._counts(quality)
-        latest, new_name = f"v={old.dataset_hash}", f"v={hash_}"
+        latest, new_name = version_name(old.dataset_hash), version_name(hash_)
         update = {
             "dataset_hash": hash_,
             "created": created_now(storage.parent(path)),

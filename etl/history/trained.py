@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from howdah import storage
-from howdah.data.lineage.shards import version_hash
+from howdah.data.manifest import version_hash
 from howdah.etl.history.in_dataset import below
 from howdah.models import scored
 from howdah.models.registry import EXPORT_INFO, Published

@@ -121,7 +121,7 @@ def estimate(rows: DataFrame, old: Old | None = None) -> dict:
         context = rows.sparkSession.sparkContext
         numbers = [n for n, row in enumerate(sampled) if row["text"] is not None]
         texts = [sampled[n]["text"] for n in numbers]
-        parts = [(numbers, (minhash.sets(texts, "auto"), *_sorted(_keys(texts))), None)]
+        parts = [(numbers, (minhash.sets(texts), *_sorted(_keys(texts))), None)]
         if numbers := [n for n, row in enumerate(sampled) if row["text"] is None]:
             raw = b"".join(sampled[n]["signature"] for n in numbers)
             signature = np.frombuffer(raw, np.uint32).reshape(len(numbers), -1)
@@ -192,7 +192,7 @@ def _look_up(
             if dedup is None:
                 pairs = sorted(_meetings(_keys(texts), keys, owners))
                 met = sorted({row for row, _ in pairs})
-                rows = dict(zip(met, minhash.sets([texts[r] for r in met], "auto"), strict=True))
+                rows = dict(zip(met, minhash.sets([texts[r] for r in met]), strict=True))
                 alike = [minhash.jaccard(rows[row], sampled[owner]) for row, owner in pairs]
             else:
                 signed = minhash.signatures(texts, dedup.ngram, NUM_PERMUTATIONS)

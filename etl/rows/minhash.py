@@ -144,14 +144,11 @@ def signatures(texts: Sequence[str], ngram: int | Literal["auto"], permutations:
     return out
 
 
-def sets(texts: Sequence[str], ngram: int | Literal["auto"]) -> list[np.ndarray]:
+def sets(texts: Sequence[str]) -> list[np.ndarray]:
     """The shingle set of each text: sorted, different uint64 hashes."""
     if not texts:
         return []
-    parts = [
-        np.split(hashes, starts[1:])
-        for hashes, starts in (shingles(texts, n) for n in widths(ngram))
-    ]
+    parts = [np.split(hashes, starts[1:]) for hashes, starts in (shingles(texts, n) for n in _AUTO)]
     return [np.unique(np.concatenate(of_text)) for of_text in zip(*parts, strict=True)]
 
 

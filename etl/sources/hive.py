@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from howdah.config.data import DataSection
-from howdah.config.options.partition import canonical
+from howdah.config.options.partition import canonical, text_of
 from howdah.errors import DataError
 from howdah.etl.sources.source import Source
 from howdah.spark.errors import translated
@@ -28,7 +28,6 @@ from howdah.spark.hive_catalog import (
     refuse_unreadable,
     rows_of,
     table_of_java,
-    text_of,
 )
 from howdah.spark.paths import quoted
 

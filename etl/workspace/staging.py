@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from howdah import storage
 from howdah.data.id_index import name_of
-from howdah.data.manifest import MANIFEST, DatasetManifest
+from howdah.data.manifest import MANIFEST, DatasetManifest, version_hash
 from howdah.errors import DataError, HowdahError, NotFound, StorageError
 from howdah.storage import Entry, commit, lease
 from howdah.storage.lease import Lease
@@ -218,7 +218,9 @@ def sweep(
     """
     removed: list[str] = []
     try:
-        versions = [e for e in storage.list_dir(dataset) if e.is_dir and e.name.startswith("v=")]
+        versions = [
+            e for e in storage.list_dir(dataset) if e.is_dir and version_hash(e.name) is not None
+        ]
     except NotFound:
         return removed
     if not versions:

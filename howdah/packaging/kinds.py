@@ -13,7 +13,6 @@ CORE = (
     "safetensors", "tokenizers",
 )  # fmt: skip
 _JOB = (*CORE, "horovod", "packaging", "pyarrow", "rich", "skein", "typer")
-_SERVER = ("fastapi", "prometheus-client", "uvicorn")
 _EXPORT = ("onnx", "onnxruntime")
 """Writes model.onnx at a run's end, and checks further formats; without them the run says so."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from howdah import redact, storage
 from howdah.config import loader as configs
+from howdah.config.model import Config
 from howdah.config.options.source import TABLE_NAME
 from howdah.config.types import named_by
 from howdah.errors import ConfigError, HowdahError
@@ -95,7 +96,7 @@ class Judge:
         )  # fmt: skip
 
     # --------------------------------------------------------------------------- configuration
-    def config(self, config: configs.Config, *, sent: Iterable[str] = ()) -> Iterator[HowdahError]:
+    def config(self, config: Config, *, sent: Iterable[str] = ()) -> Iterator[HowdahError]:
         """The values of a configuration that are not allowed.
 
         Args:
@@ -125,7 +126,7 @@ class Judge:
             yield from self._values(name, named_by(field), value, base, config)
 
     def _space(
-        self, value: Mapping[str, Any], base: Mapping[str, Any], config: configs.Config
+        self, value: Mapping[str, Any], base: Mapping[str, Any], config: Config
     ) -> Iterator[HowdahError]:
         """A study's trials set other keys: each of their values is one that might be sent."""
         fields = dict(configs.keys())
@@ -162,7 +163,7 @@ class Judge:
             )  # fmt: skip
 
     def _values(
-        self, name: str, kind: str | None, value: Any, base: Any, config: configs.Config
+        self, name: str, kind: str | None, value: Any, base: Any, config: Config
     ) -> Iterator[HowdahError]:
         if kind is None:
             return

@@ -16,17 +16,12 @@ from urllib.parse import unquote
 
 from howdah import storage
 from howdah.config.data import SparkOptions
-from howdah.config.options.partition import NULL, canonical, text_of
+from howdah.config.options.partition import NULL, canonical
 from howdah.errors import DataError, NotFound
 from howdah.spark.errors import translated
 from howdah.spark.paths import path_of, quoted
 from howdah.spark.session import driver_jvm, is_active
 from howdah.storage import Entry
-
-__all__ = [
-    "Catalogue", "Partition", "Table", "each", "listed", "path_of", "reading",
-    "refuse_unreadable", "rows_of", "table_of_java", "text_of",
-]  # fmt: skip
 
 _MOST_ASKED = 50
 """Combinations of partition values that the metastore is asked for one by one."""

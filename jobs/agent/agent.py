@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from howdah.attempts import Attempt
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.core import threads
 from howdah.core.processes import how_ended
 from howdah.errors import ClusterError, HowdahError, Terminated, render

@@ -32,8 +32,8 @@ _RETRY_SECONDS = 0.5
 _BATCH = 200
 """Most events in one report."""
 _BATCH_BYTES = 2**18
-"""Most bytes of events in one report: a quarter of the driver's limit (wire.BODY_LIMIT). One event
-takes at most a quarter of it, and so does the state."""
+"""Most bytes of events in one report: a quarter of the driver's limit (wire_server.BODY_LIMIT). One
+event takes at most a quarter of it, and so does the state."""
 _FEWEST_BYTES = 2**10
 _LINE_CHARACTERS = 2_000
 """Longest line of rank 0's console, since status.json holds 200 of them."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from howdah import alerts
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.core import threads
 from howdah.core.processes import limit
 from howdah.errors import HowdahError

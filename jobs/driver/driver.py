@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from howdah import redact
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.errors import HowdahError, UsageError, render
 from howdah.jobs import world
 from howdah.jobs.agent import facts
@@ -29,7 +29,9 @@ from howdah.jobs.driver.reconciler import Reconciler
 from howdah.jobs.driver.workers import GANG_ATTEMPTS, NODE_FAILURES, Limits
 from howdah.jobs.hang import CONTACT_SECONDS
 from howdah.jobs.mpi.launch import Mpirun
-from howdah.jobs.net import rendezvous, wire
+from howdah.jobs.net import rendezvous
+from howdah.jobs.net.signing import new_key
+from howdah.jobs.net.wire_server import Answer, Server
 from howdah.jobs.say import say
 from howdah.jobs.status.claim import Claim, Superseded
 from howdah.jobs.status.page import page
@@ -147,13 +149,13 @@ class _Driver:
             signal.signal(number, self._note_signal)
         key = backend.session_key()
         self._ports = config.job.port_range
-        self._server = wire.Server(
+        self._server = Server(
             backend.listen_address(), self._ports, key,
             signed=self._answer, page=self._page, refused=say,
         )  # fmt: skip
         self._address = DriverAddress(backend.listen_address(), self._server.port, key)
         # The path cannot be guessed, so that users reach the page only through the cluster's pages.
-        self._page_path = f"/page/{wire.new_key()[:32]}/"
+        self._page_path = f"/page/{new_key()[:32]}/"
         self._reconciler = Reconciler(
             backend, listed=self._listed, progress=self._progress, say=self.event,
             abandoned=self._abandoned,
@@ -331,7 +333,7 @@ class _Driver:
         self._signal = number
 
     # --------------------------------------------------------------------- agents' requests
-    def _answer(self, method: str, path: str, body: bytes) -> wire.Answer:
+    def _answer(self, method: str, path: str, body: bytes) -> Answer:
         parts = path.strip("/").split("/")
         if parts[0] == "rendezvous" and len(parts) >= 4 and parts[1].isdecimal():
             return rendezvous.answer(self._rendezvous, method, int(parts[1]), parts[2:], body)
@@ -401,7 +403,7 @@ class _Driver:
         return max(1.0, min(most, len(self._job.members) / _REPORTS_A_SECOND))
 
     # ------------------------------------------------------------------- clients' requests
-    def _page(self, path: str) -> wire.Answer:
+    def _page(self, path: str) -> Answer:
         if path == self._page_path + "status.json":
             return 200, "application/json", as_json(self._status())
         if path != self._page_path:

@@ -23,6 +23,7 @@ from howdah.jobs.net.http_connection import Connection, RequestHead, RequestRefu
 from howdah.jobs.net.listener import Lane, Listener, Serve
 from howdah.jobs.net.meshes import Meshes
 from howdah.jobs.net.peer_socket import owner_of_peer
+from howdah.jobs.net.wire_server import Answer
 
 HOST = "127.0.0.1"
 _CALL_SECONDS = 10.0
@@ -89,7 +90,7 @@ class Relay(Listener):
                 return
             request = following
 
-    def _answer(self, request: RequestHead, body: bytes) -> wire.Answer:
+    def _answer(self, request: RequestHead, body: bytes) -> Answer:
         name = _PATH.fullmatch(request.path)
         if name and name[1] == "rank_and_size" and request.method == "GET":
             return 200, "text/plain", self._assignment()[1].encode()

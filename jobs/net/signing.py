@@ -27,7 +27,7 @@ _WINDOW = 1024
 
 
 def new_key() -> str:
-    """A key for the lifetime of one driver: 256 random bits in hexadecimal."""
+    """A key for the lifetime of one driver or job: 256 random bits in hexadecimal."""
     return secrets.token_hex(32)
 
 

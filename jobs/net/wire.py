@@ -24,10 +24,6 @@ from typing import Any
 from howdah.errors import ClusterError
 from howdah.jobs.net import signing
 from howdah.jobs.net.http_connection import BadMessage, Connection
-from howdah.jobs.net.signing import new_key
-from howdah.jobs.net.wire_server import BODY_LIMIT, Answer, Server
-
-__all__ = ["BODY_LIMIT", "Answer", "Client", "Refused", "Server", "TooLarge", "new_key"]
 
 _IDLE_CONNECTIONS = 4
 """Most idle connections of a client: an agent polls for orders, reports, and relays."""

@@ -31,10 +31,10 @@ from howdah.models.decision import KEY
 from howdah.models.export import onnx_graph
 from howdah.models.export.formats import ModelToExport, require
 from howdah.models.export.formats import write as write_formats
-from howdah.models.export.onnx_graph import WEIGHTS
 from howdah.models.export.run_info import RunInfo
 from howdah.models.profile.profile import PROFILE
 from howdah.models.registry import EXPORT_INFO as INFO
+from howdah.models.weights.pretrained import WEIGHTS
 from howdah.storage import commit
 
 FORMAT_VERSION = 1

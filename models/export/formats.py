@@ -30,6 +30,7 @@ from howdah.models.export import int8_onnx, onnx_graph
 from howdah.models.export.quantised_onnx import Quantised
 from howdah.models.forward import forward_numpy, forward_onnx
 from howdah.models.registry import EXPORT_FOLDERS
+from howdah.models.weights.pretrained import WEIGHTS
 from howdah.process import isolation
 
 (SAVED_MODEL,) = EXPORT_FOLDERS
@@ -60,7 +61,7 @@ class Format:
 _ONNX = ("onnx", "onnxruntime")
 _FILES = onnx_graph.FILES
 FORMATS: dict[str, Format] = {
-    "hf": Format(file=onnx_graph.WEIGHTS, packages=(), exact=True),
+    "hf": Format(file=WEIGHTS, packages=(), exact=True),
     "onnx": Format(file=_FILES["onnx"], packages=_ONNX, exact=True),
     "onnx-w8": Format(file=_FILES["onnx-w8"], packages=_ONNX, exact=False),
     "onnx-int8": Format(file=_FILES["onnx-int8"], packages=_ONNX, exact=False),

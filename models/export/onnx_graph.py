@@ -21,6 +21,7 @@ from howdah.data.inputs import encoder_of_model
 from howdah.errors import ModelError
 from howdah.models.forward import forward_onnx
 from howdah.models.forward.forward_onnx import Place
+from howdah.models.weights.pretrained import WEIGHTS
 from howdah.models.weights.tensors import read_header
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 FILE = "model.onnx"
 FILES = {"onnx": FILE, "onnx-w8": "model_w8.onnx", "onnx-int8": "model_int8.onnx"}
 """{format: its file in an export}."""
-WEIGHTS = "model.safetensors"
 _HEADER = "weights_header_sha256"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from howdah import redact
 from howdah.config.data import CleanOptions, Columns
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.config.tasks import Task
 from howdah.data.manifest import Dataset, DatasetManifest
 from howdah.models.runs.run_json import utc_now, versions

@@ -12,14 +12,7 @@ import numpy as np
 
 from howdah.config.tasks import Task
 from howdah.errors import DataError, ModelError
-from howdah.models.decision import log_softmax, scores_of, softmax
-
-__all__ = [
-    "ACCURACY_OF_COVERAGE", "TOP", "Ranks", "areas", "areas_of_rows", "assembled", "calibration",
-    "calibration_bins", "class_scores", "classification_metrics", "counted", "coverage_at",
-    "label_ranks", "log_softmax", "no_labels", "pair_metrics", "ratio", "refuse", "scores_of",
-    "softmax",
-]  # fmt: skip
+from howdah.models.decision import log_softmax
 
 ECE_BINS = 15
 MOST_IN_MATRIX = 200

@@ -18,6 +18,7 @@ import numpy as np
 from howdah.config.metric_table import METRICS, metrics_of
 from howdah.config.tasks import Task
 from howdah.errors import ConfigError
+from howdah.models.decision import log_softmax
 from howdah.models.metrics import metrics
 from howdah.models.metrics.metrics import Ranks
 from howdah.models.metrics.multi_label import LabelSums, multi_label_metrics
@@ -113,7 +114,7 @@ class _Sums:
         labels, logits = labels_N[finite & ~wrong], logits_NC[finite & ~wrong]
         if not len(labels):
             return
-        log_probabilities = metrics.log_softmax(logits)
+        log_probabilities = log_softmax(logits)
         predicted = logits.argmax(axis=1)
         self.loss -= float(log_probabilities[np.arange(len(labels)), labels].sum())
         self._count(*np.unique(labels * self.classes + predicted, return_counts=True))

@@ -26,21 +26,14 @@ from howdah.models import integrity
 from howdah.models.decision import Answer, Decision, Rule
 from howdah.models.export import onnx_graph
 from howdah.models.opened.runtimes import (
-    FRAMEWORKS,
-    RUNTIMES,
     Forward,
     forward_of,
     prepare,
     serving_framework,
 )
 from howdah.models.registry import EXPORT_INFO as INFO
-from howdah.models.version import Version, open_version, require_kind, require_one_label
+from howdah.models.version import OF_FILES, Version, open_version, require_kind, require_one_label
 from howdah.models.weights.pretrained import load_base
-
-__all__ = [
-    "EXPORT_PATTERNS", "FRAMEWORKS", "Forward", "RUNTIMES", "ServedModel", "open_model",
-    "patterns_of", "serving_framework",
-]  # fmt: skip
 
 EXPORT_PATTERNS = ["config.json", "model*.safetensors*", onnx_graph.FILE, INFO]
 EXPORT_PATTERNS += [*TOKENIZER_FILES, *IMAGE_FILES]
@@ -273,7 +266,7 @@ def _opened(version: Version, local: str, runtime: str, threads: int | None) -> 
         path=version.address,
         framework=runtime,
         labels=labels,
-        run_id=str(info.get("run_id") or f"sha256:{base.hash}"),
+        run_id=str(info.get("run_id") or OF_FILES + base.hash),
         max_length=min(info.get("max_length") or limit, limit),
         # A cleaning step that the export does not name was not applied to its training data.
         clean=CleanOptions(**{name: bool(cleaned.get(name)) for name in CleanOptions.model_fields}),

@@ -20,7 +20,7 @@ from howdah.errors import ModelError, UsageError
 from howdah.models.export import onnx_graph
 from howdah.models.forward import forward_onnx
 from howdah.models.version import Version
-from howdah.models.weights.pretrained import BaseModel
+from howdah.models.weights.pretrained import WEIGHTS, BaseModel
 from howdah.process import env
 from howdah.process.quiet import starting_tensorflow
 
@@ -120,7 +120,7 @@ def forward_of(
         session = partial(open_session, classes=classes, threads=threads, where=where)
         if onnx_graph.entry(info, chosen) is not None:
             graph = onnx_graph.of_file(local, info, chosen, base.config, where=where)
-            path = storage.local_path(storage.join(local, onnx_graph.WEIGHTS))
+            path = storage.local_path(storage.join(local, WEIGHTS))
             if chosen == ONNX and os.path.islink(path):
                 return session(graph, mapped_tensors(path)), False
             return session(graph, folder=local), False

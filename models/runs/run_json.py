@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from howdah import __version__, redact, storage
-from howdah.config.loader import Config, dump_yaml
+from howdah.config.loader import dump_yaml
+from howdah.config.model import Config
 from howdah.core.user import user
 from howdah.errors import DataError, NotFound, StorageError
 from howdah.models.runs import hours, record

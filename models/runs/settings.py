@@ -18,7 +18,7 @@ from typing import Any
 from howdah import redact, storage
 from howdah.config import loader
 from howdah.config.data import DataSection
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.data.manifest import DatasetManifest, load_dataset
 from howdah.errors import HowdahError, UsageError
 from howdah.models.runs import record

@@ -30,7 +30,7 @@ from howdah.errors import DataError, ModelError
 from howdah.models import integrity
 from howdah.models.weights.tensors import read_header
 
-_WEIGHTS = "model.safetensors"
+WEIGHTS = "model.safetensors"
 _WEIGHTS_INDEX = "model.safetensors.index.json"
 _PICKLES = (
     "pytorch_model.bin",
@@ -239,8 +239,8 @@ def _checked_config(raw: bytes, base: str) -> tuple[ModelFamily, dict]:
 
 def _weight_files(directory: str, base: str) -> Iterator[tuple[str, bytes]]:
     index_path = storage.join(directory, _WEIGHTS_INDEX)
-    if storage.exists(storage.join(directory, _WEIGHTS)):
-        names = [_WEIGHTS]
+    if storage.exists(storage.join(directory, WEIGHTS)):
+        names = [WEIGHTS]
     elif storage.exists(index_path):
         try:
             names = sorted(set(storage.read_json(index_path)["weight_map"].values()))
@@ -277,14 +277,14 @@ def _no_weights(directory: str, base: str) -> ModelError:
         return ModelError(
             "the base model has only weights in a format that is not read (a pickle can run code)",
             where=base,
-            expected=f"{_WEIGHTS} or {_WEIGHTS_INDEX}",
+            expected=f"{WEIGHTS} or {_WEIGHTS_INDEX}",
             got=", ".join(pickles),
             remedy=convert,
         )
     return ModelError(
         "the base model has no weights",
         where=base,
-        expected=f"{_WEIGHTS} or {_WEIGHTS_INDEX}",
+        expected=f"{WEIGHTS} or {_WEIGHTS_INDEX}",
         remedy="if the hub only has pytorch_model.bin, " + convert,
     )
 

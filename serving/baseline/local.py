@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from howdah.config.loader import Config
 from howdah.config.metric_table import METRICS
+from howdah.config.model import Config
 from howdah.config.splits import TRAIN, VALIDATION
 from howdah.core import machine
 from howdah.core.activity import Progress

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from howdah import redact, storage
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.config.splits import TRAIN
 from howdah.core.activity import Progress
 from howdah.data.manifest import Dataset, load_dataset

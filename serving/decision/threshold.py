@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from howdah import storage
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.config.options.publish import PublishSection
 from howdah.config.splits import TEST, VALIDATION
 from howdah.config.tasks import Task

@@ -10,7 +10,7 @@ from howdah.errors import UsageError
 _BACKLOG = 512
 
 
-def listen(host: str, port: int, *, guarded: bool, where: str = "--host, --port") -> socket.socket:
+def listen(host: str, port: int, *, guarded: bool) -> socket.socket:
     """Return a socket that listens on this address; port 0: a free one.
 
     Args:
@@ -25,7 +25,7 @@ def listen(host: str, port: int, *, guarded: bool, where: str = "--host, --port"
     except (OSError, OverflowError, UnicodeError) as error:
         raise UsageError(
             "cannot listen on this address",
-            where=where,
+            where="--host, --port",
             got=f"{host}:{port}: {getattr(error, 'strerror', None) or error}",
             remedy="port 0 takes a free one; `ss -ltnp` shows which process listens on a port",
         ) from None

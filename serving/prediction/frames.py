@@ -10,12 +10,11 @@ from howdah.data.clean import PAIR
 from howdah.data.files.checks import no_column
 from howdah.data.spark import columnar, ids
 from howdah.errors import DataError
+from howdah.serving.prediction.reading import OPTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
-
-_OPTIONS = "--text-column and --id-column name them"
 
 
 def names_of(
@@ -42,7 +41,7 @@ def names_of(
     key = id_column or (trained.id if trained.id and _has(available, trained.id) else None)
     for name in (*columns.text, *(columns.text_pair or ()), *([key] if key else [])):
         if not _has(available, name):
-            raise no_column(name, available, where=source, remedy=_OPTIONS)
+            raise no_column(name, available, where=source, remedy=OPTIONS)
     return columns, key
 
 
@@ -54,7 +53,7 @@ def _has(available: Sequence[str], name: str) -> bool:
 def _column(rows: DataFrame, name: str, source: str) -> tuple[Column, DataType]:
     column = columnar.find(rows, name)
     if column is None:
-        raise no_column(name, rows.columns, where=source, remedy=_OPTIONS)
+        raise no_column(name, rows.columns, where=source, remedy=OPTIONS)
     return column
 
 

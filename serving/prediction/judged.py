@@ -11,7 +11,7 @@ from howdah.errors import TooManyErrors
 from howdah.serving.prediction.rows import NO_KEY, Prediction, format_of, shown
 
 if TYPE_CHECKING:
-    from howdah.config.loader import Config
+    from howdah.config.model import Config
 
 _MOST_REASONS = 1_000
 SHOWN_REASONS = 5

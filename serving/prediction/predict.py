@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from howdah import storage
-from howdah.config.data import Columns, CsvOptions
-from howdah.config.loader import Config, require_secrets
+from howdah.config.data import Columns
+from howdah.config.loader import require_secrets
+from howdah.config.model import Config
 from howdah.config.options.source import TABLE_NAME
 from howdah.core import activity
 from howdah.core.activity import time_left
@@ -50,11 +51,9 @@ def predict(
     *,
     text_columns: Sequence[str] | None = None,
     id_column: str | None = None,
-    csv_options: CsvOptions | None = None,
     master: str | None = None,
     config: Config | None = None,
     framework: str | None = None,
-    threads: int | None = None,
     overwrite: bool = False,
     batch: str | None = None,
     drift: bool = False,
@@ -72,7 +71,6 @@ def predict(
         text_columns: column(s) of the text; None: those that the model was trained on.
         id_column: column of the row's key; None: the training data's, if the source has it, else
             the row's number from 0.
-        csv_options: how to read CSV; None: as in `config`.
         master: Spark master; None: no Spark, unless it is needed (a table): then that of `config`.
         config: `data.csv`, `publish.directory` and `score.max_error_fraction` are used, with Spark
             also `data.spark` and `run.user`; None: the defaults, and any number of rows in another
@@ -100,7 +98,6 @@ def predict(
         )
     most = 1.0 if config is None else config.score.max_error_fraction
     config = config or Config()
-    csv_options = csv_options or config.data.csv
     by_spark = _is_table(source) or spark_format_of(source) is not None
     if master is not None or by_spark or output.startswith(TABLE):
         from howdah.serving.prediction.spark import predict_spark
@@ -122,7 +119,6 @@ def predict(
             output,
             text_columns=text_columns,
             id_column=id_column,
-            csv_options=csv_options,
             config=config,
             framework=framework,
             overwrite=overwrite,
@@ -147,7 +143,7 @@ def predict(
     else:
         files = source_files(source, progress, remedy="check the path; a table needs --master")
         reader = read_rows(
-            files, columns, csv_options=csv_options, id_required=id_column is not None,
+            files, columns, csv_options=config.data.csv, id_required=id_column is not None,
             most_undecodable=most, progress=progress,
         )  # fmt: skip
         classified, most_rows = classify, _CHUNK_ROWS
@@ -156,7 +152,7 @@ def predict(
     if first is None:
         raise DataError("the source has no rows", where=source, remedy="check the source")
     reader = itertools.chain([first], reader)
-    served = open_model(version.path, framework=framework, threads=threads)
+    served = open_model(version.path, framework=framework)
     progress(f"model {version.title}, run by {served.run_by}")
     reference = reference_of(version.path) if drift else None
     if drift and reference is None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _PARQUET_BATCH_ROWS = 2048
 NOT_DECODED = "the text is not in the file's encoding"
-_OPTIONS = "--text-column and --id-column name them"
+OPTIONS = "--text-column and --id-column name them"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ def check_files(
     source: str,
     id_required: bool,
     root: str | None = None,
-    remedy: str = _OPTIONS,
+    remedy: str = OPTIONS,
     progress: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Require that files of a format have the mapped columns (`checks.check`).
@@ -147,7 +147,7 @@ def read_rows(
     csv_options: CsvOptions | None = None,
     id_required: bool = True,
     most_undecodable: float = 1.0,
-    remedy: str = _OPTIONS,
+    remedy: str = OPTIONS,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Row]:
     """Look at the files' columns and at the first rows, and return the rows of all in order.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from howdah.config.data import SparkOptions
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.core.activity import Progress
 from howdah.errors import ClusterError, ConfigError
 from howdah.serving.prediction.cluster import ModelFiles, environment_kind, memory_overhead_mib

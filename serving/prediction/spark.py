@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, assert_never
 
 from howdah import storage
 from howdah.config.data import Columns, CsvOptions
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.config.options.source import LAKES, TABLE_NAME
 from howdah.core.activity import Progress
 from howdah.data.hive_table import replace_partition
 from howdah.errors import DataError, UsageError
 from howdah.hadoop.kerberos import logged_in
-from howdah.models.opened.opened import serving_framework
+from howdah.models.opened.runtimes import serving_framework
 from howdah.models.version import open_version
 from howdah.packaging import cluster_paths
 from howdah.serving.prediction import files, frames, sessions
@@ -57,7 +57,6 @@ def predict_spark(
     *,
     text_columns: Sequence[str] | None,
     id_column: str | None,
-    csv_options: CsvOptions,
     config: Config,
     framework: str | None,
     overwrite: bool,
@@ -92,7 +91,7 @@ def predict_spark(
         version = open_version(model, config.publish.directory)
         request = _Request(
             model=files_of(version, framework), source=source, output=output, form=form,
-            text_columns=text_columns, id_column=id_column, csv_options=csv_options,
+            text_columns=text_columns, id_column=id_column, csv_options=config.data.csv,
             overwrite=overwrite, batch=batch,
         )  # fmt: skip
         runtime = serving_framework(version, framework)

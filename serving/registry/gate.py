@@ -9,7 +9,6 @@ evaluated again on this run's.
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -23,6 +22,7 @@ from howdah.errors import CheckFailed, ConfigError, DataError, HowdahError, Mode
 from howdah.models.export_info import read_info
 from howdah.models.registry import Published, decision_hash
 from howdah.models.runs import baseline, record
+from howdah.models.runs.run_json import utc_now
 from howdah.run_files import RUN_JSON
 from howdah.storage.shapes import COUNT, NUMBER, TEXT, Fields, Items, one_of
 
@@ -294,7 +294,7 @@ def judge(config: Config, evaluate: Evaluate, *, run: FinishedRun | None = None)
     verdict = _judged(config, run, bar, now, evaluate)
     if decision is not None and run.decision is None:
         verdict = replace(verdict, notes=(*verdict.notes, _UNDECIDED))
-    entry = {**verdict.as_dict(), "key": key, "judged": now_text()}
+    entry = {**verdict.as_dict(), "key": key, "judged": utc_now()}
     storage.write_whole(path, (json.dumps(entry, indent=1) + "\n").encode())
     return verdict
 
@@ -380,8 +380,3 @@ def _stored(path: str, key: str) -> GateVerdict | None:
         stored["split"], checks, stored["run_id"], stored.get("step"), stored.get("published"),
         notes=tuple(stored.get("notes") or ()),
     )  # fmt: skip
-
-
-def now_text() -> str:
-    """Return the current time, as files have it."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

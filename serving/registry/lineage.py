@@ -16,7 +16,7 @@ from howdah import storage
 from howdah.config.splits import TRAIN
 from howdah.core.terminal import shown
 from howdah.data.lineage import forgotten, rejects, shards
-from howdah.data.manifest import Dataset, described
+from howdah.data.manifest import Dataset, described, version_hash
 from howdah.errors import ModelError, NotFound
 from howdah.models import scored
 from howdah.models.registry import MLFLOW, Published
@@ -241,7 +241,7 @@ def _runs(directory: str, depth: int) -> Iterator[dict[str, Any]]:
             "path": directory, "run_id": run.get("run_id"), "status": run.get("status"),
             "dataset": run.get("dataset"),
             # run.json has the hash of the manifest; the version's hash is in its name
-            "dataset_hash": shards.version_hash(run.get("dataset")),
+            "dataset_hash": version_hash(run.get("dataset")),
             "began": [base[key] for key in ("source", "init_from") if base.get(key)],
         }  # fmt: skip
     if depth:

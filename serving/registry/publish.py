@@ -27,14 +27,8 @@ from howdah.data.lineage import forgotten
 from howdah.errors import AlreadyExists, ForgottenRows, ModelError, NotFound, UsageError
 from howdah.models import integrity
 from howdah.models.registry import CHALLENGER, EXPORT_FOLDERS, MANIFEST, Published, manifest_of
-from howdah.serving.registry.gate import (
-    Evaluate,
-    FinishedRun,
-    GateVerdict,
-    finished_run,
-    judge,
-    now_text,
-)
+from howdah.models.runs.run_json import utc_now
+from howdah.serving.registry.gate import Evaluate, FinishedRun, GateVerdict, finished_run, judge
 from howdah.storage import Entry, commit
 
 FORMAT_VERSION = 1
@@ -276,7 +270,7 @@ def _add_version(model: Published, run: FinishedRun, progress: Progress) -> int:
             "decision": run.decision,
             "files": files,
             "lineage": _lineage(run),
-            "created": now_text(),
+            "created": utc_now(),
             "by": user_and_host(),
         }
         storage.write_whole(storage.join(staging, MANIFEST), _json(manifest))
@@ -308,7 +302,7 @@ def _take_number(model: Published, staged: commit.Staged) -> int:
         try:
             # S3 cannot rename a directory, so that only the claim gives publishers two numbers.
             claim = storage.join(model.root, "claims", str(number))
-            storage.create_exclusive(claim, _json({"by": user_and_host(), "at": now_text()}))
+            storage.create_exclusive(claim, _json({"by": user_and_host(), "at": utc_now()}))
             staged.publish(model.path_of(number))
         except AlreadyExists:
             continue
@@ -401,7 +395,7 @@ def _write_challenger(model: Published, version: int, note: str | None, gate: di
     if model.challenger() == version:
         return False
     entry = {
-        "version": version, "path": f"v={version}", "published": now_text(), "by": user_and_host(),
+        "version": version, "path": f"v={version}", "published": utc_now(), "by": user_and_host(),
         "note": note, "gate": gate,
     }  # fmt: skip
     storage.write_whole(storage.join(model.root, CHALLENGER), _json(entry))
@@ -428,7 +422,7 @@ def _entry(
         "version": version,
         "path": f"v={version}",
         "action": action,
-        "published": now_text(),
+        "published": utc_now(),
         "by": user_and_host(),
         "note": note,
         "order": [*_order(before), version],

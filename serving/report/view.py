@@ -20,6 +20,7 @@ from howdah.serving.report.findings.verdict import FEWEST
 
 _MOST_IN_MATRIX = 20
 _MOST_CURVES = 6
+_MOST_POINTS = 300
 _SURE = 3.29
 """z beyond which a label's share differs; by chance, 1 of 1,000 labels is beyond it."""
 _REJECTED = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
@@ -418,8 +419,8 @@ def curves(lines: Sequence[Mapping[str, Any]]) -> list[Any]:
     return out
 
 
-def thinned(points: list[list[float]], most: int = 300) -> list[list[float]]:
+def thinned(points: list[list[float]]) -> list[list[float]]:
     """Return every n-th point and the last one."""
-    step = max(1, -(-len(points) // most))
+    step = max(1, -(-len(points) // _MOST_POINTS))
     kept = points[::step]
     return kept if not points or kept[-1] is points[-1] else [*kept, points[-1]]

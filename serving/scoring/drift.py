@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from howdah import storage
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.config.options.partition import parse_spec
 from howdah.data.targets import label_mapping
 from howdah.errors import DataError, ModelError, UsageError

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import Row as SparkRow
 
-    from howdah.config.loader import Config
+    from howdah.config.model import Config
 
 _OPTIONS = "--id-column and --set data.columns.label=NAME name them"
 

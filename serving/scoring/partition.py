@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from howdah import storage
+from howdah.config.options.partition import text_of
 from howdah.config.tasks import Task
 from howdah.config.types import too_many
 from howdah.core.user import user_and_host
@@ -25,7 +26,8 @@ from howdah.serving.prediction.executor import ModelLocation
 from howdah.serving.prediction.judged import named
 from howdah.serving.scoring import marker as markers
 from howdah.serving.scoring.executor import RowScorer, columns_of, profiles
-from howdah.spark.hive_catalog import Catalogue, Table, listed, path_of, rows_of, text_of
+from howdah.spark.hive_catalog import Catalogue, Table, listed, rows_of
+from howdah.spark.paths import path_of
 from howdah.storage import commit
 
 if TYPE_CHECKING:

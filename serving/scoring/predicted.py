@@ -17,7 +17,7 @@ from howdah.config.data import CsvOptions
 from howdah.data.files import footers, json_rows, records
 from howdah.errors import DataError
 from howdah.models.profile.bins import Bins
-from howdah.models.version import Version
+from howdah.models.version import OF_FILES, Version
 from howdah.serving.prediction.reading import SourceFiles, parquet_batches
 from howdah.serving.prediction.rows import DECISION, NO_KEY, Prediction, format_of
 from howdah.storage.charsets import spelled
@@ -25,8 +25,6 @@ from howdah.storage.charsets import spelled
 _FIELDS = ("id", "label", "value", "scores", "run_id", "error")
 _CSV_SCORE = "score_"
 """Beginning of a column of scores in CSV; the label follows."""
-_OF_FILES = "sha256:"
-"""Beginning of the run id of a third-party model (`ServedModel.run_id`)."""
 _NEAR = 1e-5
 """Distance to a bound within which rounded scores may give another answer: files have 6 digits."""
 
@@ -142,12 +140,12 @@ def _check_run(run_id: Any, version: Version, where: str) -> None:
     only predictions of a run of Howdah's are known to be another model's."""
     same = run_id == version.run_id
     if version.run_id is None:
-        same = run_id is None or str(run_id).startswith(_OF_FILES)
+        same = run_id is None or str(run_id).startswith(OF_FILES)
     if not same:
         raise DataError(
             "the predictions are of another model",
             where=where,
-            expected=f"run_id {version.run_id or _OF_FILES + '...'} ({version.path})",
+            expected=f"run_id {version.run_id or OF_FILES + '...'} ({version.path})",
             got=f"run_id {run_id}",
             remedy="give --model the version that made them, or predict the rows again",
         )

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from howdah import storage
-from howdah.config.loader import Config
-from howdah.config.options.partition import NULL
+from howdah.config.model import Config
+from howdah.config.options.partition import NULL, text_of
 from howdah.config.options.source import TABLE_NAME
 from howdah.core.activity import Progress
 from howdah.errors import DataError, HowdahError, TooManyErrors, UsageError
 from howdah.hadoop.kerberos import logged_in
 from howdah.models import scored
-from howdah.models.opened.opened import serving_framework
+from howdah.models.opened.runtimes import serving_framework
 from howdah.models.version import open_version
 from howdah.serving.prediction import frames, sessions
 from howdah.serving.prediction.cluster import ModelFiles, files_of
@@ -31,7 +31,7 @@ from howdah.serving.scoring.partition import MODEL
 from howdah.serving.scoring.selection import Selection, Spec, chosen
 from howdah.spark import shipping
 from howdah.spark.errors import translated
-from howdah.spark.hive_catalog import Catalogue, Table, reading, refuse_unreadable, text_of
+from howdah.spark.hive_catalog import Catalogue, Table, reading, refuse_unreadable
 from howdah.spark.interrupts import interrupts
 
 _KINDS = ("hive", "parquet", "orc")

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from howdah.config.options.partition import canonical, order_of, parse_spec
+from howdah.config.options.partition import canonical, order_of, parse_spec, text_of
 from howdah.errors import DataError, HowdahError, UsageError
-from howdah.spark.hive_catalog import text_of
 
 _NEWEST = 5
 """Number of partitions that a message lists."""

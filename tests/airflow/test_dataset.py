@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from howdah.config.loader import Config
+from howdah.config.model import Config
 
 pytestmark = pytest.mark.airflow
 

@@ -14,7 +14,7 @@ from howdah.airflow.form import trigger_form
 from howdah.airflow.form.trigger_form import OF_THE_RUN, SECTIONS
 from howdah.config import loader as configs
 from howdah.config.form_keys import OPEN
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.errors import ConfigError
 from howdah.policy import rules as policies
 from howdah.policy.check import Judge

@@ -97,9 +97,9 @@ def test_the_help_has_groups_and_each_command_an_example_that_parses():
         if example.startswith("Example: "):
             with_example[path] = example.removeprefix("Example: ").replace("\\", "")
     assert {path[1] for path in with_example if len(path) == 2} == set(shown)
-    assert {path[2] for path in with_example if len(path) == 3} == set(
-        root.commands["model"].commands
-    )
+    for group in ("model", "config"):
+        below = [path[2] for path in with_example if len(path) == 3 and path[1] == group]
+        assert set(below) == set(root.commands[group].commands), group
     for path, example in with_example.items():
         words = shlex.split(example)
         command = root

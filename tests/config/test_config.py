@@ -9,6 +9,7 @@ import yaml
 
 from howdah import storage
 from howdah.config import loader, yaml_text
+from howdah.config.model import Config
 from howdah.config.options import partition
 from howdah.config.types import named_by, parse_bytes
 from howdah.errors import ConfigError, UsageError
@@ -269,7 +270,7 @@ def test_not_a_mapping(tmp_path, text, got):
 
 
 def test_empty_file_takes_the_defaults_and_what_is_no_file_is_refused(tmp_path):
-    assert load_text(tmp_path, "") == loader.Config()
+    assert load_text(tmp_path, "") == Config()
     for path, got in ((tmp_path / "none.yaml", "no such file"), (tmp_path, "is a directory")):
         with pytest.raises(ConfigError, match="there is no such configuration") as caught:
             loader.load(str(path))
@@ -359,7 +360,7 @@ def test_a_short_name_without_a_section_is_understood(name, key):
 
 
 def test_starter_is_a_valid_configuration(tmp_path):
-    assert load_text(tmp_path, loader.starter_yaml()) == loader.Config()
+    assert load_text(tmp_path, loader.starter_yaml()) == Config()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from howdah.config import loader as configs
+from howdah.config.model import Config
 from howdah.config.types import Kind, named_by
 from howdah.errors import ConfigError, NotFound
 from howdah.policy import rules as policies
@@ -317,7 +318,7 @@ def test_added_and_removed_entries_are_checked():
 
 
 def test_a_list_of_variables_is_checked_by_name():
-    judged, config = judge(env=["OMP_NUM_THREADS"]), configs.Config()
+    judged, config = judge(env=["OMP_NUM_THREADS"]), Config()
     names = ["OMP_NUM_THREADS", "HF_TOKEN"]
     (problem,) = judged._values("yarn.some_key", "variable", names, [], config)
     assert "'HF_TOKEN' may not be set" in problem.what

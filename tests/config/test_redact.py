@@ -6,6 +6,7 @@ import pytest
 
 from howdah import errors, redact
 from howdah.config import loader as configs
+from howdah.config.model import Config
 from howdah.errors import ConfigError, HowdahError, UsageError
 from howdah.models.runs.run_json import CONFIG, config_hash, freeze_config, readable_config
 
@@ -56,7 +57,7 @@ HARMLESS = {
 """What only looks like a secret."""
 
 
-def with_secrets(**more) -> configs.Config:
+def with_secrets(**more) -> Config:
     env, conf = SECRETS["job.env"], SECRETS["data.spark.conf"]
     sections = {
         "data": {"source": SECRETS["data.source"][0], "spark": {"conf": conf}},
@@ -86,7 +87,7 @@ def test_every_sort_of_secret_is_redacted_and_the_rest_stays():
 def test_values_that_only_look_like_secrets_stay():
     config = configs.from_dict(HARMLESS)
     assert redact.config(config) is config
-    default = configs.Config()
+    default = Config()
     assert redact.config(default) is default and not redact.left_out(default)
     secret = [key for key, _ in list(configs.keys()) if redact.is_secret_name(key)]
     assert not secret
@@ -148,7 +149,7 @@ def test_the_frozen_configuration_lists_its_redacted_keys(tmp_path):
     assert "planted" not in text and "# job.env.HF_TOKEN\n" in text
     assert (tmp_path / CONFIG).stat().st_mode & 0o777 == 0o640
     assert configs.load(path) == redact.config(with_secrets())
-    freeze_config(configs.Config(), directory)
+    freeze_config(Config(), directory)
     assert "#" not in (tmp_path / CONFIG).read_text()
 
 
@@ -162,7 +163,7 @@ def test_a_rank_reads_a_private_copy_that_has_them(tmp_path, monkeypatch):
         assert copy.parent.stat().st_mode & 0o777 == 0o700
         raise KeyError
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == [tmp_path / "run" / CONFIG]
-    with readable_config(configs.Config(), directory) as path:
+    with readable_config(Config(), directory) as path:
         assert path == str(tmp_path / "run" / CONFIG)
 
 

@@ -68,7 +68,7 @@ def test_each_side_of_a_pair_is_judged_and_named():
 def test_the_same_words_on_the_other_side_are_no_copy():
     texts = [joined("a b", "c"), joined("a", "b c"), joined("c", "a b"), joined("a b", "c")]
     assert len({gate.text_key(text) for text in texts}) == 3
-    one, moved, turned, same = minhash.sets(texts, "auto")
+    one, moved, turned, same = minhash.sets(texts)
     assert minhash.jaccard(one, same) == 1.0
     assert minhash.jaccard(one, moved) < 0.6 and minhash.jaccard(one, turned) < 0.3
 

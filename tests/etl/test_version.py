@@ -10,6 +10,7 @@ from pydantic import create_model
 
 from howdah.config import loader as config_module
 from howdah.config.data import DataSection
+from howdah.config.model import Config
 from howdah.config.types import Section
 from howdah.etl import pipeline
 from howdah.etl.sources.source import Source
@@ -172,7 +173,7 @@ def test_a_size_of_none_hashes_as_before_sizes_could_be_rows():
 
 
 def test_the_defaults_that_are_not_hashed_are_those_of_this_format():
-    data = config_module.Config().data
+    data = Config().data
     now = data.model_dump(mode="json", exclude=pipeline._NOT_HASHED)
     assert {"etl_format": pipeline.ETL_FORMAT, **now} == DEFAULTS
     assert data.model_dump(exclude_defaults=True) == {}  # none is left in for its raw form

@@ -9,6 +9,8 @@ from howdah.core import shorten
 from howdah.jobs.agent import driver_connection
 from howdah.jobs.agent.driver_connection import DriverConnection
 from howdah.jobs.net import wire, wire_server
+from howdah.jobs.net.signing import new_key
+from howdah.jobs.net.wire_server import BODY_LIMIT, Server
 from howdah.jobs.training_process import parse_message
 from howdah.training.elastic.control_channel import ControlChannel
 from tests.support.jobs.foreign_servers import FOREIGN, foreign
@@ -19,14 +21,14 @@ class Driver:
     """A signed server that takes what agents tell it."""
 
     def __init__(self):
-        self.key, self.events, self.states, self.sizes = wire.new_key(), [], [], []
+        self.key, self.events, self.states, self.sizes = new_key(), [], [], []
         self.orders = []
         self.answers = {
             "/register": lambda message: {"welcome": True, "application": "a"},
             "/poll": self._poll,
             "/report": self._report,
         }
-        self.server = wire.Server(
+        self.server = Server(
             "127.0.0.1", None, self.key, signed=self._signed, page=None, refused=print
         )
         self.server.start()
@@ -102,7 +104,7 @@ def test_a_lot_to_tell_costs_no_agent_its_driver(driver):
     link.register("n", {})
     talk(link)
     check(driver, link)
-    assert max(driver.sizes) < wire.BODY_LIMIT / 2
+    assert max(driver.sizes) < BODY_LIMIT / 2
 
 
 def test_reports_are_made_smaller_for_a_driver_that_refuses_their_size(driver, monkeypatch):

@@ -99,7 +99,8 @@ def test_the_environment_runs_with_glibc_alone(environment, tmp_path):
 
 PREDICTION = """
 import json, sys
-from howdah.models.opened.opened import open_model, serving_framework
+from howdah.models.opened.opened import open_model
+from howdah.models.opened.runtimes import serving_framework
 from howdah.models.version import open_version
 chosen = serving_framework(open_version(sys.argv[2], "none"))
 served = open_model(sys.argv[2], framework=chosen, threads=1)

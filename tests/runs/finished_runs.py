@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from howdah import storage
-from howdah.config.loader import Config, from_dict
+from howdah.config.loader import from_dict
 from howdah.config.metric_table import metrics_of
+from howdah.config.model import Config
 from howdah.data.encode import Encoder
 from howdah.models.export.export import export
 from howdah.models.export.run_info import RunInfo

@@ -13,7 +13,7 @@ import numpy as np
 
 from howdah import storage
 from howdah.models.runs.metrics_log import read_metrics
-from howdah.training.checkpoint.manager import load
+from howdah.training.checkpoint.read import load
 from tests import ROOT as REPOSITORY
 from tests.support.small_limits import divided
 

@@ -14,10 +14,11 @@ from howdah.data.manifest import load_dataset
 from howdah.errors import HowdahError
 from howdah.models.base import learnt_parts, with_pinned_base
 from howdah.models.replay import training_rows
+from howdah.models.runs.identity import Identity
 from howdah.models.runs.run_json import CONFIG
 from howdah.serving.report.findings.material import gather
 from howdah.training.checkpoint.fence import Fence
-from howdah.training.checkpoint.manager import Checkpoints, Identity
+from howdah.training.checkpoint.manager import Checkpoints
 from howdah.training.export_run import _dataset_of, export_run
 from tests.runs.training_runs import train
 from tests.support.rows.appended import build_appended, ids_of

@@ -19,9 +19,11 @@ from howdah import storage
 from howdah.data.splits.shard_cache import ShardCache
 from howdah.data.splits.shards import ShardSet
 from howdah.errors import SafeMode, StorageFull
+from howdah.models.runs.identity import Identity
 from howdah.training.checkpoint import write as checkpoint_write
 from howdah.training.checkpoint.fence import Fence
-from howdah.training.checkpoint.manager import Checkpoints, Identity, load
+from howdah.training.checkpoint.manager import Checkpoints
+from howdah.training.checkpoint.read import load
 from tests.fixtures.dataset import build_dataset
 from tests.runs.training_runs import ROOT, SETTINGS, launcher
 from tests.runs.training_runs import _nested as nested

@@ -17,10 +17,11 @@ from howdah.config.loader import from_dict
 from howdah.config.model import CheckpointSection
 from howdah.config.training import TrainingSection
 from howdah.errors import CheckpointError, Terminated
+from howdah.models.runs.identity import Identity
 from howdah.models.runs.metrics_log import read_metrics
 from howdah.models.runs.run_json import RunFile
 from howdah.process.env import RankEnv
-from howdah.training.checkpoint.manager import Checkpoints, Identity
+from howdah.training.checkpoint.manager import Checkpoints
 from howdah.training.checkpoint.read import load
 from howdah.training.checkpoint.schedule import CheckpointSchedule
 from howdah.training.checkpoint.state import TrainState

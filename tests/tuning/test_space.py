@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from howdah.config import loader
+from howdah.config.model import Config
 from howdah.errors import ConfigError, DataError, HowdahError
 from howdah.policy import rules as policies
 from howdah.policy.check import Judge
@@ -243,7 +244,7 @@ def test_a_trial_differs_from_the_study_by_its_values_and_places_alone(study):
     assert (trial.model, trial.data, trial.evaluation) == (
         config.model, config.data, config.evaluation,
     )  # fmt: skip
-    assert trial.tune == loader.Config().tune
+    assert trial.tune == Config().tune
 
 
 def test_the_direction_is_the_metrics_own(study):

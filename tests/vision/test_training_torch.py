@@ -103,7 +103,7 @@ def test_an_export_predicts_files_and_names_what_is_none(run, tmp_path):
     write_shapes(str(tmp_path / "new"), 8, seed=5)
     (tmp_path / "new" / "broken.png").write_bytes(png_of_half())
     out = str(tmp_path / "out.jsonl")
-    summary = predict(config.run.directory, str(tmp_path / "new"), out, threads=1)
+    summary = predict(config.run.directory, str(tmp_path / "new"), out)
     assert (summary["rows"], summary["errors"]) == (9, 1)
     with open(out, encoding="utf-8") as file:
         rows = {row["id"]: row for row in map(json.loads, file)}

@@ -7,13 +7,14 @@ import pytest
 
 from howdah.errors import NotFound
 from howdah.jobs.backend import DriverAddress
+from howdah.jobs.net.signing import new_key
 from howdah.yarn import address
 
 APP = "application_1_0001"
 
 
 def test_an_address_is_read_only_with_its_secret_and_as_its_attempts(tmp_path):
-    directory, secret, nonce = str(tmp_path), address.new_secret(), address.new_nonce()
+    directory, secret, nonce = str(tmp_path), new_key(), address.new_nonce()
     driver = DriverAddress("10.0.0.1", 4711, address.session_key(secret, nonce))
     with pytest.raises(NotFound):
         address.read(directory, APP, 2, secret)
@@ -25,7 +26,7 @@ def test_an_address_is_read_only_with_its_secret_and_as_its_attempts(tmp_path):
 
     signed = (tmp_path / f"driver-{APP}-2.json").read_bytes()
     (tmp_path / f"driver-{APP}-3.json").write_bytes(signed)
-    for number, key in ((2, address.new_secret()), (3, secret)):
+    for number, key in ((2, new_key()), (3, secret)):
         with pytest.raises(ValueError, match="not signed by this job"):
             address.read(directory, APP, number, key)
     for altered in (
@@ -57,11 +58,11 @@ def test_the_derived_keys_are_those_of_rfc_5869():
 
 
 def test_a_session_key_needs_both_the_secret_and_the_nonce():
-    secret, nonce = address.new_secret(), address.new_nonce()
+    secret, nonce = new_key(), address.new_nonce()
     key = address.session_key(secret, nonce)
     assert key == address.session_key(secret, nonce)
     others = {
-        address.session_key(address.new_secret(), nonce),
+        address.session_key(new_key(), nonce),
         address.session_key(secret, address.new_nonce()),
         secret,
         nonce,

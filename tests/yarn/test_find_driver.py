@@ -4,11 +4,12 @@ import itertools
 
 import pytest
 
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.errors import ClusterError
 from howdah.jobs import secret_file
 from howdah.jobs.backend import DriverAddress
-from howdah.yarn import address, skein_backend, spec
+from howdah.jobs.net.signing import new_key
+from howdah.yarn import skein_backend, spec
 
 CONTAINER = "container_e17_1410901177871_0001_02_000005"
 
@@ -30,7 +31,7 @@ class Clock:
 @pytest.fixture
 def agent(tmp_path, monkeypatch):
     """Makes agents of one job, each with its clock."""
-    secret = address.new_secret()
+    secret = new_key()
     (tmp_path / spec.SECRET).write_text(secret_file.JobSecrets(secret=secret).text())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CONTAINER_ID", CONTAINER)
@@ -86,7 +87,7 @@ def test_agents_with_the_secret_find_a_driver_that_has_published_its_address(
         one.find_driver(1.0)
     assert "not signed by this job" in caught.value.got
 
-    (tmp_path / spec.SECRET).write_text(secret_file.JobSecrets(secret=address.new_secret()).text())
+    (tmp_path / spec.SECRET).write_text(secret_file.JobSecrets(secret=new_key()).text())
     path.write_text(text)
     with pytest.raises(ClusterError, match="driver was not found"):
         agent().find_driver(1.0)

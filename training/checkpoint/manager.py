@@ -37,7 +37,6 @@ from howdah.models.runs.identity import Identity, OtherPlan
 from howdah.storage import commit
 from howdah.training.checkpoint.fence import Fence
 from howdah.training.checkpoint.read import (
-    FORMAT_VERSION,
     MANIFEST,
     Checkpoint,
     Corrupt,
@@ -56,8 +55,6 @@ from howdah.training.checkpoint.write import (
     write_files,
     write_manifest,
 )
-
-__all__ = ["FORMAT_VERSION", "Checkpoint", "Checkpoints", "Corrupt", "Identity", "Saved", "load"]
 
 _UNFINISHED = re.compile(r"^step-(\d+)\.(\d+)-[0-9a-f]{8}$")
 """Name of an unfinished save: its step, attempt and token."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO, assert_never
 import numpy as np
 
 from howdah import storage
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.config.splits import SPLITS, TEST
 from howdah.config.tasks import Task
 from howdah.core import activity
@@ -20,14 +20,15 @@ from howdah.data.manifest import Dataset, load_dataset
 from howdah.data.splits.planner import Planner, PlanSpec, Rows, pad_multiple
 from howdah.data.splits.shards import ShardSet, first_rows, node_cache
 from howdah.errors import DataError, HowdahError, ModelError, NotFound, StorageFull, UsageError
-from howdah.models.metrics.metrics import scores_of
+from howdah.models.decision import scores_of
 from howdah.models.metrics.tally import Tally
 from howdah.training.comm.base import Comm, SoloComm
 from howdah.training.comm.in_step import InStep
 from howdah.training.data.readers import Batch, BatchSource
 
 if TYPE_CHECKING:
-    from howdah.models.opened.opened import Forward, ServedModel
+    from howdah.models.opened.opened import ServedModel
+    from howdah.models.opened.runtimes import Forward
     from howdah.training.evaluation.profile_writer import RowSample
 
 _GROUP_ROWS = 20_000

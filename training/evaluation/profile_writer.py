@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from howdah import storage
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.config.splits import TEST, TRAIN, VALIDATION
 from howdah.config.tasks import Task
 from howdah.data.manifest import Dataset
@@ -159,7 +159,6 @@ def make_reference(
     config: Config,
     model: str,
     *,
-    framework: str | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> str:
     """Make the profile of a model by scoring rows of its dataset. Returns the profile's path.
@@ -183,7 +182,7 @@ def make_reference(
     dataset = load_dataset(config.data.dataset)
     chosen = _split_of(dataset)
     _check_dataset(directory, dataset)
-    served = open_model(directory, framework=framework, threads=config.training.threads_per_rank)
+    served = open_model(directory, threads=config.training.threads_per_rank)
     check_fit(served, dataset)
     rows = min(dataset.manifest.rows(chosen), _SCORED_ROWS)
     sample = RowSample.of(rows, len(served.labels), served.task)

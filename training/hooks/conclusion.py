@@ -24,9 +24,8 @@ from howdah.models.export.run_info import describe_run
 from howdah.models.weights import lora
 from howdah.process import isolation
 from howdah.run_files import REPORT
-from howdah.training.checkpoint.manager import Checkpoint
-from howdah.training.checkpoint.manager import load as load_checkpoint
-from howdah.training.checkpoint.read import model_weights
+from howdah.training.checkpoint.read import Checkpoint, model_weights
+from howdah.training.checkpoint.read import load as load_checkpoint
 from howdah.training.checkpoint.state import TrainState
 from howdah.training.comm.base import Comm
 from howdah.training.comm.in_step import passes_together

@@ -10,7 +10,8 @@ from __future__ import annotations
 import shlex
 import sys
 
-from howdah.config.loader import Config, require_secrets
+from howdah.config.loader import require_secrets
+from howdah.config.model import Config
 from howdah.errors import ClusterError
 from howdah.models.runs import settings
 from howdah.models.runs.run_json import NEEDED, readable_config

@@ -12,7 +12,7 @@ import socket
 from typing import Any
 
 from howdah import redact, storage
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.errors import (
     CheckpointError,
     ClusterError,

@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.config.splits import TRAIN
 from howdah.core import machine
 from howdah.core.activity import Progress

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.config.splits import TRAIN
 from howdah.data.manifest import load_dataset
 from howdah.data.modelfiles import base_config

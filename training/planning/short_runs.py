@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from howdah.config.launchers import LAUNCHERS
-from howdah.config.loader import Config, dump_yaml
+from howdah.config.loader import dump_yaml
+from howdah.config.model import Config
 from howdah.config.splits import VALIDATION
 from howdah.core.child import Child
 from howdah.core.processes import descendants, process_start

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from howdah import redact, storage
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.config.splits import VALIDATION
 from howdah.data.inputs import encoder_of_model
 from howdah.data.manifest import Dataset

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.config.splits import TRAIN, VALIDATION
 from howdah.config.tasks import Task
 from howdah.config.training import ParallelSection

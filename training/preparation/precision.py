@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.core.machine import cpu_emulates_bf16, cpu_gains_by_bf16
 from howdah.errors import ConfigError
 from howdah.process.devices import Device

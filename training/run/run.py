@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 from howdah import redact, storage
 from howdah.attempts import Attempt
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.errors import HowdahError, Interrupted, StorageError, Terminated, TokensExpiring
 from howdah.models.runs.run_json import cpu_seconds, versions
 from howdah.process.env import RankEnv

@@ -6,16 +6,18 @@ import os
 from collections.abc import Callable
 
 from howdah import redact, storage
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.errors import CheckpointError, StorageError, render
 from howdah.models.runs.hours import tags_of
+from howdah.models.runs.identity import Identity
 from howdah.models.runs.metrics_log import FILE_NAME as METRICS_FILE
 from howdah.models.runs.metrics_log import MetricsLog
 from howdah.models.runs.run_json import RunFile, freeze_config
 from howdah.run_files import REPORT
 from howdah.storage import directories
 from howdah.training.checkpoint.fence import Fence
-from howdah.training.checkpoint.manager import Checkpoint, Checkpoints, Identity, load
+from howdah.training.checkpoint.manager import Checkpoints
+from howdah.training.checkpoint.read import Checkpoint, load
 from howdah.training.checkpoint.schedule import CheckpointSchedule
 from howdah.training.checkpoint.state import CheckpointProgress
 from howdah.training.run.local_dir import job_age

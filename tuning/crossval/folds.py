@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from howdah import storage
-from howdah.config.loader import Config, from_dict, require_secrets
+from howdah.config.loader import from_dict, require_secrets
+from howdah.config.model import Config
 from howdah.config.splits import TEST
 from howdah.core.activity import Progress
 from howdah.core.child import Child

@@ -19,6 +19,7 @@ from howdah.airflow.form import trigger_form
 from howdah.airflow.hook import refusals
 from howdah.airflow.operators import CheckOperator, task_key
 from howdah.config import loader as configs
+from howdah.config.model import Config
 from howdah.config.options.partition import expanded, is_files
 from howdah.config.splits import TEST
 from howdah.errors import ConfigError
@@ -154,7 +155,7 @@ class CheckRetrainOperator(CheckOperator, SkipMixin):
         return configs.from_dict(sections).model_directory
 
 
-def _rows_of(source: str, day: days.Day, installed: configs.Config) -> dict[str, Any]:
+def _rows_of(source: str, day: days.Day, installed: Config) -> dict[str, Any]:
     """The keys that name the day's rows: partitions of a table, or a file."""
     if not is_files(source):
         table = {"data.source": source, "data.partitions": days.merged(day.partitions)}
@@ -167,9 +168,7 @@ def _rows_of(source: str, day: days.Day, installed: configs.Config) -> dict[str,
     return made | ({"data.format": "auto"} if installed.data.names_table else {})
 
 
-def _awaited(
-    source: str, day: days.Day, ready: str | None, installed: configs.Config
-) -> dict[str, Any]:
+def _awaited(source: str, day: days.Day, ready: str | None, installed: Config) -> dict[str, Any]:
     """The arguments of PartitionSensor. For tables that need Spark's connectors (Iceberg, Delta,
     JDBC) it can only wait for the marker `ready`."""
     hive = not installed.data.names_table or installed.data.format == "hive"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from howdah.config import loader as configs
+from howdah.config.model import Config
 from howdah.config.types import help_text
 from howdah.errors import ConfigError
 
@@ -54,7 +55,7 @@ def field_of(name: str) -> FormField:
 
 @functools.cache
 def _whole() -> dict[str, Any]:
-    return configs.Config.model_json_schema(mode="validation")
+    return Config.model_json_schema(mode="validation")
 
 
 def _leaf(name: str) -> dict[str, Any]:

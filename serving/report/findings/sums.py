@@ -27,14 +27,14 @@ class Best:
         self._heap: list[tuple[float, str, int, ROW]] = []
         self._count = 0
 
-    def offer(self, keys_N: np.ndarray, made: Callable[[int], ROW], least: float = 0.0) -> None:
-        """Offer rows whose key is above `least`.
+    def offer(self, keys_N: np.ndarray, made: Callable[[int], ROW]) -> None:
+        """Offer rows whose key is above 0.
 
         Args:
             made: makes a row from its number in `keys_N`.
         """
-        floor = self._heap[0][0] if len(self._heap) == self.most else least
-        good = np.flatnonzero(keys_N >= floor) if floor > least else np.flatnonzero(keys_N > least)
+        floor = self._heap[0][0] if len(self._heap) == self.most else 0.0
+        good = np.flatnonzero(keys_N >= floor if floor > 0 else keys_N > 0)
         if len(good) > self.most:
             good = good[np.argsort(-keys_N[good], kind="stable")[: 4 * self.most]]
         for number in good.tolist():

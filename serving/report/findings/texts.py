@@ -20,7 +20,6 @@ from howdah.data.clean import PAIR, clean_pair, clean_text
 from howdah.data.encode import Encoder
 from howdah.data.family import TOKENIZER_FILES
 from howdah.data.manifest import Dataset, load_dataset
-from howdah.data.splits.shard_cache import ShardCache
 from howdah.data.splits.shards import ShardSet
 from howdah.errors import DataError, HowdahError, NotFound
 
@@ -43,7 +42,6 @@ class Texts:
         dataset: path of the version that the run was measured on.
         manifest_hash: hash of its manifest in run.json; None: unknown.
         export: the run's export, whose tokenizer decodes.
-        cache: cache of remote or compressed shards.
         data: the configuration of the source; None: texts are decoded.
     Raises:
         NotFound, DataError: the version is gone, or has changed.
@@ -55,7 +53,6 @@ class Texts:
         dataset: str,
         manifest_hash: str | None,
         export: str,
-        cache: ShardCache | None = None,
         data: DataSection | None = None,
     ) -> None:
         self.dataset: Dataset = load_dataset(dataset)
@@ -63,7 +60,7 @@ class Texts:
             raise DataError(
                 "the dataset is not the one that the run was measured on", where=dataset
             )
-        self._cache, self._sets, self._data = cache, {}, data
+        self._sets, self._data = {}, data
         self._read: dict[str, np.ndarray] = {}
         self._encoder = _encoder(export) if self.dataset.manifest.kind == "text" else None
 
@@ -75,7 +72,7 @@ class Texts:
     def shards(self, split: str) -> ShardSet:
         """Return a split's shards."""
         if split not in self._sets:
-            self._sets[split] = ShardSet(self.dataset, split, cache=self._cache)
+            self._sets[split] = ShardSet(self.dataset, split)
         return self._sets[split]
 
     def decode(self, ids: np.ndarray) -> str:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from howdah.airflow.daily import days
 from howdah.airflow.form import daily as settings
 from howdah.airflow.lineage import touched
-from howdah.config.loader import Config, from_dict
+from howdah.config.loader import from_dict
+from howdah.config.model import Config
 from howdah.config.options.partition import expanded, is_files, parse, text_of
 from howdah.errors import ConfigError
 

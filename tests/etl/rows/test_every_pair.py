@@ -114,9 +114,9 @@ def _torn_signatures(texts, groups, options):
     return above, torn, unseen
 
 
-def _torn_exactly(texts, groups, options):
+def _torn_exactly(texts, groups):
     """(pairs whose Jaccard similarity is _CERTAIN or more, those of them in two groups)."""
-    shingles = minhash.sets(texts, options.ngram)
+    shingles = minhash.sets(texts)
     sizes = np.array([len(each) for each in shingles])
     owner = np.repeat(np.arange(len(texts)), sizes)
     names, number = np.unique(np.concatenate(shingles), return_inverse=True)
@@ -145,7 +145,7 @@ def _judge(spark, tmp_path, count, max_bucket_size):
     above, torn, unseen = _torn_signatures(texts, groups, options)
     assert above > count and not torn, (above, torn[:5])
     assert unseen <= above // 100, (above, unseen)
-    above, torn = _torn_exactly(texts, groups, options)
+    above, torn = _torn_exactly(texts, groups)
     assert above > count and not torn, (above, torn[:5])
     # texts alone stay alone: one group for all would satisfy all of the above
     assert groups.max() > count // 5

@@ -83,7 +83,7 @@ def test_a_bound_on_leakage_fails_the_run(spark, tmp_path, tiny_model_dir):
         for n in range(5):
             words = [*base[: 27 - n], *_words(900 + 10 * family + n, 3 + n)]
             rows.append((" ".join(words), "ab"[family % 2]))
-    a, b = minhash.sets([rows[0][0], rows[4][0]], "auto")
+    a, b = minhash.sets([rows[0][0], rows[4][0]])
     assert 0.5 < minhash.jaccard(a, b) < 0.85
     source = write_csv(tmp_path / "rows.csv", rows)
     settings = {"source": source}

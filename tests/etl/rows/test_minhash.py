@@ -62,7 +62,7 @@ def test_the_same_words_in_another_order_are_another_text():
 def test_scripts_without_blanks_are_compared_by_characters(sentence):
     assert len(minhash.words_of(sentence)) == len(sentence)
     other = sentence[:-2] + "\u7532\u4e59"
-    a, b = minhash.sets([sentence, other], "auto")
+    a, b = minhash.sets([sentence, other])
     assert 0.6 < minhash.jaccard(a, b) < 1
     assert minhash.words_of("caf\u00e9 na\u00efve \u6771\u4eac 3x") == [
         "caf\u00e9", "na\u00efve", "\u6771", "\u4eac", "3x",
@@ -94,19 +94,19 @@ def test_scripts_without_blanks_are_compared_by_characters(sentence):
 def test_words_keep_the_marks_that_tell_them_apart(one, other, words):
     assert len(minhash.words_of(one)) == len(minhash.words_of(other)) == words
     assert "".join(minhash.words_of(one)) == one.replace(" ", "")
-    a, b = minhash.sets([one, other], "auto")
+    a, b = minhash.sets([one, other])
     assert minhash.jaccard(a, b) < 0.7  # the threshold
 
 
 def test_signatures_estimate_the_similarity_of_the_sets():
     words = _texts(60, 1)[0]
     texts = [" ".join(words[:k] + [f"new{n}" for n in range(60 - k)]) for k in (60, 50, 40, 30)]
-    sets = minhash.sets(texts, "auto")
+    sets = minhash.sets(texts)
     signature = minhash.signatures(texts, "auto", 512)
     for a, b in itertools.combinations(range(4), 2):
         estimate = float((signature[a] == signature[b]).mean())
         assert estimate == pytest.approx(minhash.jaccard(sets[a], sets[b]), abs=0.1)
-    assert minhash.sets(["one"], "auto")[0].size == 1
+    assert minhash.sets(["one"])[0].size == 1
 
 
 @pytest.mark.parametrize("threshold", [0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0])

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from howdah.config import loader as config_module
+from howdah.config.model import Config
 from howdah.errors import ConfigError, DataError
 from howdah.etl import pipeline
 from howdah.etl.sources import hive
 from howdah.etl.sources import source as sources
 from howdah.etl.sources.source import Source
-from howdah.spark import hive_catalog
+from howdah.spark.paths import path_of
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +124,8 @@ def test_the_configuration_refuses_what_does_not_go_together():
 
 
 def test_paths_of_a_catalogue_become_storage_paths():
-    assert hive_catalog.path_of("file:/a%20b/ds=1") == "/a b/ds=1"
-    assert hive_catalog.path_of("hdfs://nn:8020/w/ds=a%3Ab") == "hdfs://nn:8020/w/ds=a:b"
+    assert path_of("file:/a%20b/ds=1") == "/a b/ds=1"
+    assert path_of("hdfs://nn:8020/w/ds=a%3Ab") == "hdfs://nn:8020/w/ds=a:b"
 
 
 def test_a_version_depends_on_what_is_read_not_on_how_it_was_asked_for():
@@ -163,6 +164,6 @@ def test_of_a_file_that_is_no_query_nothing_is_shown():
     """data.query_file may name any file that the process can read."""
     secret = Source(kind="hive", name="/etc/shadow", query="root:hunter2:19000:0:99999:7:::")
     with pytest.raises(DataError) as caught:
-        hive.read(None, secret, config_module.Config().data)
+        hive.read(None, secret, Config().data)
     assert "hunter2" not in str(caught.value)
     assert "one SELECT" in str(caught.value)

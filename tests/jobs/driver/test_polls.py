@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.jobs.driver import driver
 from tests.runs.jobs.simulated_agents import DriverProcess, NoCluster, Swarm
 from tests.support.waiting import wait_until

@@ -9,7 +9,7 @@ import pytest
 
 from howdah import storage
 from howdah.attempts import Attempt
-from howdah.config.loader import Config
+from howdah.config.model import Config
 from howdah.errors import UsageError
 from howdah.jobs import record, secret_file
 from howdah.jobs.status.claim import Claim, Superseded

@@ -13,6 +13,8 @@ from howdah.jobs import world
 from howdah.jobs.net import peer_socket, rendezvous, wire
 from howdah.jobs.net.meshes import Meshes
 from howdah.jobs.net.relay import Relay
+from howdah.jobs.net.signing import new_key
+from howdah.jobs.net.wire_server import Server
 from tests.runs.jobs.simulated_agents import ADDRESS_BYTES, address, by_http, connect
 
 MESHES = ("global", "cross_0", "global_process_set_hash_1f", "cross_0_process_set_hash_1f")
@@ -22,10 +24,10 @@ class Store:
     """A driver's rendezvous behind a real signed server that counts requests and connections."""
 
     def __init__(self, generation=3):
-        self.key, self.requests, self.connections = wire.new_key(), [], set()
+        self.key, self.requests, self.connections = new_key(), [], set()
         self.rendezvous = rendezvous.Rendezvous()
         self.rendezvous.begin(generation)
-        self.server = wire.Server(
+        self.server = Server(
             "127.0.0.1", None, self.key, signed=self._signed,
             page=lambda path: (404, "text/plain", b""), refused=print,
         )  # fmt: skip

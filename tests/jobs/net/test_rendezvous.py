@@ -14,6 +14,8 @@ from howdah.errors import ClusterError
 from howdah.jobs.net import rendezvous, signing, wire
 from howdah.jobs.net.peer_socket import owner_of_peer
 from howdah.jobs.net.relay import Relay
+from howdah.jobs.net.signing import new_key
+from howdah.jobs.net.wire_server import BODY_LIMIT, Server
 
 
 class Payload:
@@ -29,13 +31,13 @@ class Payload:
 @pytest.fixture
 def driver():
     """A signed server that answers what it was asked, and notes what it refused."""
-    key, refused_lines, heard = wire.new_key(), [], []
+    key, refused_lines, heard = new_key(), [], []
 
     def signed(method, path, body):
         heard.append((method, path, body))
         return 200, "application/json", b'{"yes": true}'
 
-    server = wire.Server(
+    server = Server(
         "127.0.0.1", None, key, signed=signed, page=lambda path: (200, "text/html", path.encode()),
         refused=refused_lines.append,
     )  # fmt: skip
@@ -81,7 +83,7 @@ FORGED = {
 
 @pytest.mark.parametrize("forge", FORGED)
 def test_what_is_not_signed_with_the_key_is_refused(driver, forge):
-    key = wire.new_key() if forge == "another key" else driver.key
+    key = new_key() if forge == "another key" else driver.key
     headers = signing.request_headers(key, "POST", "/poll", "s", 1, b"{}") | FORGED[forge]
     headers = {name: value for name, value in headers.items() if value is not None}
     path = "/report" if forge == "another path" else "/poll"
@@ -97,7 +99,7 @@ def test_another_body_than_was_signed_is_not_taken(driver, body):
     connection = http.client.HTTPConnection("127.0.0.1", driver.port, timeout=10)
     connection.request("POST", "/poll", body[:99], headers | {"Content-Length": str(len(body))})
     response = connection.getresponse()
-    assert response.status == (413 if len(body) > wire.BODY_LIMIT else 400)
+    assert response.status == (413 if len(body) > BODY_LIMIT else 400)
     assert signing.SIGNATURE not in response.headers
     assert plain(driver.port, "POST", "/poll", b"{}", headers)[0] == 403  # it counted
     assert not driver.heard
@@ -130,7 +132,7 @@ def test_counters_may_overtake_each_other_but_not_by_much():
 )
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_huge_or_endless_body_is_not_read(driver, headers, status, ours):
-    path, key = "/rendezvous/1/global/rank_0", driver.key if ours else wire.new_key()
+    path, key = "/rendezvous/1/global/rank_0", driver.key if ours else new_key()
     signed = signing.request_headers(key, "PUT", path, "s", 1, b"x")
     connection = http.client.HTTPConnection("127.0.0.1", driver.port, timeout=10)
     connection.putrequest("PUT", path)
@@ -143,16 +145,16 @@ def test_a_huge_or_endless_body_is_not_read(driver, headers, status, ours):
 
 def test_a_body_that_is_too_great_is_answered_as_the_job_s_own(driver):
     client = wire.Client("127.0.0.1", driver.port, driver.key)
-    for length in (wire.BODY_LIMIT, 2**25):
+    for length in (BODY_LIMIT, 2**25):
         with pytest.raises(wire.TooLarge):
             client.call("/report", "x" * length, 30)
-    assert client.call("/report", "x" * (wire.BODY_LIMIT - 2), 30) == {"yes": True}
+    assert client.call("/report", "x" * (BODY_LIMIT - 2), 30) == {"yes": True}
     assert len(driver.heard) == 1
 
 
 def test_an_answer_that_is_not_the_driver_s_is_not_believed(driver):
     with pytest.raises(ClusterError, match="not the job's driver") as caught:
-        wire.Client("127.0.0.1", driver.port, wire.new_key()).call("/poll", {}, 5)
+        wire.Client("127.0.0.1", driver.port, new_key()).call("/poll", {}, 5)
     assert not isinstance(caught.value, wire.Refused)
 
 
@@ -171,7 +173,7 @@ def test_pages_are_open_to_be_read_and_nothing_else_is(driver):
 
 def test_ports_come_from_the_range_and_a_full_one_is_refused(driver):
     def server(ports):
-        return wire.Server("127.0.0.1", ports, driver.key, signed=None, page=None, refused=print)
+        return Server("127.0.0.1", ports, driver.key, signed=None, page=None, refused=print)
 
     first = server(None)
     ports = range(first.port, first.port + 1)
@@ -187,7 +189,7 @@ def test_ports_come_from_the_range_and_a_full_one_is_refused(driver):
 @pytest.mark.parametrize("ports", [None, range(20500, 20503)])
 def test_an_address_of_another_machine_is_not_blamed_on_the_ports(ports):
     with pytest.raises(ClusterError, match="cannot listen") as caught:
-        wire.Server("192.0.2.1", ports, wire.new_key(), signed=None, page=None, refused=print)
+        Server("192.0.2.1", ports, new_key(), signed=None, page=None, refused=print)
     assert caught.value.where.startswith("192.0.2.1")
     assert "assign" in caught.value.got and caught.value.remedy is None
 

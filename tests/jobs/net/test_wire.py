@@ -14,6 +14,8 @@ import pytest
 from howdah.errors import ClusterError
 from howdah.jobs.net import listener, signing, wire, wire_server
 from howdah.jobs.net.refusals import Refusals
+from howdah.jobs.net.signing import new_key
+from howdah.jobs.net.wire_server import Server
 from tests.runs.jobs.simulated_agents import ROOT
 from tests.support.jobs.foreign_servers import FOREIGN, foreign
 from tests.support.waiting import wait_until
@@ -23,9 +25,9 @@ class Driver:
     """A signed server that answers each request with `answer`, and notes what it refused."""
 
     def __init__(self):
-        self.key, self.refused_lines, self.heard = wire.new_key(), [], []
+        self.key, self.refused_lines, self.heard = new_key(), [], []
         self.page = lambda path: (200, "text/html", path.encode())
-        self.server = wire.Server(
+        self.server = Server(
             "127.0.0.1", None, self.key, signed=self._signed, page=lambda path: self.page(path),
             refused=self.refused_lines.append,
         )  # fmt: skip
@@ -79,7 +81,7 @@ def ended(end):
 # ----------------------------------------------------------------------------- their requests
 def test_a_request_that_is_not_the_job_s_gets_no_thread_and_its_body_is_not_read(driver):
     before = http_threads()
-    ends = [driver.connect(driver.head(2**19, wire.new_key()) + bytes(2**12)) for _ in range(50)]
+    ends = [driver.connect(driver.head(2**19, new_key()) + bytes(2**12)) for _ in range(50)]
     assert all(ended(end).startswith(b"HTTP/1.1 403 ") for end in ends)
     assert http_threads() == before
     assert not driver.heard
@@ -238,13 +240,13 @@ def test_a_thousand_refused_requests_are_one_line(driver):
 # -------------------------------------------------------------------------------- descriptors
 FULL = """
 import os, resource, sys, time
-from howdah.jobs.net import wire
+from howdah.jobs.net.wire_server import Server
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
 def signed(method, path, body):
     time.sleep(0.5)
     return 200, "application/json", b'{"cpu": %f}' % time.process_time()
-server = wire.Server("127.0.0.1", None, sys.argv[1], signed=signed, page=None,
-                     refused=lambda line: print(line, flush=True))
+server = Server("127.0.0.1", None, sys.argv[1], signed=signed, page=None,
+                refused=lambda line: print(line, flush=True))
 server.start()
 others = [os.open(os.devnull, os.O_RDONLY)]
 while others[-1] < 39:
@@ -257,7 +259,7 @@ sys.stdin.read()
 
 
 def test_a_full_table_of_descriptors_costs_no_processor_time_and_passes():
-    key = wire.new_key()
+    key = new_key()
     child = subprocess.Popen(
         [sys.executable, "-c", FULL, key], cwd=ROOT, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -295,7 +297,7 @@ def test_a_driver_may_have_a_descriptor_for_each_agent(driver):
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_nothing_that_answers_in_the_driver_s_place_is_believed(kind):
     with foreign(kind) as (port, _):
-        client = wire.Client("127.0.0.1", port, wire.new_key())
+        client = wire.Client("127.0.0.1", port, new_key())
         with pytest.raises(ClusterError) as caught:
             client.call("/poll", {}, 1.0)
         assert not isinstance(caught.value, wire.Refused)

@@ -22,11 +22,12 @@ from howdah.models.export.export import INFO, export, with_decision
 from howdah.models.export.run_info import RunInfo, describe_run
 from howdah.models.metrics.metrics import classification_metrics
 from howdah.models.opened.opened import open_model
+from howdah.models.runs.identity import Identity
 from howdah.models.runs.run_json import freeze_config
 from howdah.models.version import open_version
 from howdah.models.weights.pretrained import load_base
 from howdah.training.checkpoint.fence import Fence
-from howdah.training.checkpoint.manager import Checkpoints, Identity
+from howdah.training.checkpoint.manager import Checkpoints
 from howdah.training.export_run import export_run
 
 LABELS = ["cat", "dog", "owl & co"]

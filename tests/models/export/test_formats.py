@@ -19,7 +19,8 @@ from howdah.errors import ModelError, UsageError
 from howdah.models.export import formats, onnx_graph
 from howdah.models.export.export import INFO
 from howdah.models.forward import forward_numpy
-from howdah.models.opened.opened import open_model, serving_framework
+from howdah.models.opened.opened import open_model
+from howdah.models.opened.runtimes import serving_framework
 from howdah.models.version import open_version
 from tests import ROOT
 from tests.support.models.exported import FAMILIES, base_of, info_of, weights_of, write_export
@@ -112,7 +113,8 @@ class Refused:
             raise ImportError(name)
 
 sys.meta_path.insert(0, Refused())
-from howdah.models.opened.opened import open_model, serving_framework
+from howdah.models.opened.opened import open_model
+from howdah.models.opened.runtimes import serving_framework
 from howdah.models.version import open_version
 chosen = serving_framework(open_version(sys.argv[1], "none"))
 scores = open_model(sys.argv[1], framework=chosen, threads=1).scores(json.loads(sys.argv[2]))

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from howdah.config.loader import Config, from_dict
+from howdah.config.loader import from_dict
+from howdah.config.model import Config
 from howdah.data.family import FAMILIES
 from howdah.data.manifest import Dataset
 from howdah.errors import ModelError

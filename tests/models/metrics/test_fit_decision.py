@@ -5,14 +5,13 @@ import pytest
 from sklearn.metrics import f1_score, fbeta_score, matthews_corrcoef
 
 from howdah.errors import ModelError
-from howdah.models.decision import Decision
+from howdah.models.decision import Decision, log_softmax, scores_of
 from howdah.models.fit_decision import (
     best_threshold,
     fit_temperature,
     logits_of,
     reject_threshold,
 )
-from howdah.models.metrics.metrics import log_softmax, scores_of
 
 
 def sharpened(classes=4, rows=4000, by=2.5):

@@ -14,8 +14,9 @@ from howdah.config.model import EvaluationSection
 from howdah.config.options.publish import GateSection
 from howdah.config.types import described
 from howdah.errors import ConfigError, DataError, ModelError
+from howdah.models.decision import log_softmax, softmax
 from howdah.models.metrics import tally
-from howdah.models.metrics.metrics import classification_metrics, log_softmax, softmax
+from howdah.models.metrics.metrics import classification_metrics
 from howdah.training.checkpoint.state import score_of
 
 SINGLE = metrics_of("single_label")

@@ -11,8 +11,8 @@ import sklearn.metrics as peer
 
 from howdah.config.metric_table import METRICS, metrics_of
 from howdah.errors import ConfigError, DataError, ModelError
+from howdah.models.decision import scores_of
 from howdah.models.metrics import tally
-from howdah.models.metrics.metrics import scores_of
 from howdah.models.metrics.multi_label import multi_label_metrics
 from howdah.models.metrics.regression import regression_metrics
 from howdah.models.metrics.tally import Tally

@@ -280,7 +280,7 @@ class DriverProcess:
 
 def main(directory: str, count: str, nodes: str) -> int:
     """A driver's process."""
-    from howdah.config.loader import Config
+    from howdah.config.model import Config
 
     config = Config.model_validate(
         {

@@ -9,7 +9,7 @@ import pytest
 
 from howdah.data.splits.shards import ShardSet
 from howdah.errors import ConfigError, DataError
-from howdah.models.metrics.metrics import softmax
+from howdah.models.decision import softmax
 from howdah.serving.baseline import ngrams
 from howdah.serving.baseline.linear import all_classes, fit
 

@@ -226,7 +226,7 @@ def test_files_of_texts_and_of_predictions_are_judged_alike(place):
     assert (texts_found.current.counts.rows, texts_found.current.counts.empty) == (200, 1)
     made = write_scored(place, "db.files", "ds=1", rows)
     assert texts_found.current.counts.cells.tolist() == made.counts.cells.tolist()
-    summary = predict(place.run, source, output, threads=1, id_column="id", drift=True)
+    summary = predict(place.run, source, output, id_column="id", drift=True)
     assert summary["drift"] == texts_found.verdict.as_dict()
     by_file = of_source(place.config, place.run, output)
     assert by_file.verdict.column("tokens").state == "not measured"
@@ -236,7 +236,7 @@ def test_files_of_texts_and_of_predictions_are_judged_alike(place):
         )
     assert by_file.current.counts.empty == 1
     json_lines = str(place.root / "predicted.jsonl")
-    predict(place.run, source, json_lines, threads=1, id_column="id")
+    predict(place.run, source, json_lines, id_column="id")
     by_lines = of_source(place.config, place.run, json_lines)
     assert by_lines.current.counts.labels.tolist() == by_file.current.counts.labels.tolist()
     assert (by_lines.current.counts.rows, by_lines.current.counts.empty) == (200, 1)

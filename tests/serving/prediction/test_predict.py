@@ -18,10 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from howdah import storage
-from howdah.config.data import CsvOptions
 from howdah.config.loader import from_dict
 from howdah.errors import AlreadyExists, DataError, NotFound, PermissionDenied, UsageError
-from howdah.models.metrics.metrics import softmax
+from howdah.models.decision import softmax
 from howdah.serving.prediction import predict as predictor
 from howdah.serving.prediction.lines import predict_lines
 from tests.serving.prediction.parity import expected_label, read_output, words, write
@@ -173,9 +172,9 @@ def test_a_pipe_is_refused(served, tmp_path):
 
 def test_csv_options_byte_order_marks_and_tabs(served, tmp_path):
     source = write(tmp_path / "in.csv", '7|"two|words\nhere"\r\n\r\n8|one\r\n', encoding="utf-16")
-    options = CsvOptions(header=False, names=["key", "text"], delimiter="|", encoding="utf-16")
+    options = {"header": False, "names": ["key", "text"], "delimiter": "|", "encoding": "utf-16"}
     output = str(tmp_path / "out.jsonl")
-    predictor.predict("m", source, output, csv_options=options)
+    predictor.predict("m", source, output, config=from_dict({"data": {"csv": options}}))
     assert [row["id"] for row in read_output(output)] == ["7", "8"]
     marked = write(tmp_path / "bom.csv", "\ufefftext\nthe\n")
     predictor.predict("m", marked, str(tmp_path / "o2.jsonl"))
@@ -262,8 +261,9 @@ def test_an_unclosed_quote_is_refused_before_rows_are_lost_in_it(served, tmp_pat
     assert caught.value.where == f"{source}, line 501"
     assert not os.path.exists(output)
     # Without multiline each line is parsed by itself: no row is lost.
-    for options in (CsvOptions(multiline=False), CsvOptions(quote="")):
-        summary = predictor.predict("m", source, output, csv_options=options, overwrite=True)
+    for options in ({"multiline": False}, {"quote": ""}):
+        config = from_dict({"data": {"csv": options}})
+        summary = predictor.predict("m", source, output, config=config, overwrite=True)
         assert (summary["rows"], summary["errors"]) == (1000, 0)
         assert read_output(output)[499]["id"] == "499"
 

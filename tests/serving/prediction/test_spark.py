@@ -29,7 +29,7 @@ SCRIPT = """
 import json, sys
 from howdah.serving.prediction.predict import predict
 model, source, output, master, text, framework = [*sys.argv[1:], "torch"][:6]
-summary = predict(model, source, output, text_columns=[text], id_column="key", threads=1,
+summary = predict(model, source, output, text_columns=[text], id_column="key",
     framework=framework, master=None if master == "-" else master)
 assert "torch" not in sys.modules or master == "-"  # the driver needs no framework
 print(json.dumps(summary))

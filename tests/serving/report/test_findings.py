@@ -8,7 +8,8 @@ import pytest
 
 from howdah import storage
 from howdah.config.loader import from_dict
-from howdah.models.metrics.metrics import classification_metrics, pair_metrics, scores_of
+from howdah.models.decision import scores_of
+from howdah.models.metrics.metrics import classification_metrics, pair_metrics
 from howdah.models.metrics.tally import MEASURES
 from howdah.models.runs import baseline
 from howdah.serving.report.findings import compared, intervals, sums

@@ -21,9 +21,9 @@ from howdah import storage
 from howdah.config.loader import from_dict
 from howdah.data.family import FAMILIES
 from howdah.errors import ModelError, UsageError
+from howdah.models.decision import softmax
 from howdah.models.export.export import INFO, export
 from howdah.models.export.run_info import describe_run
-from howdah.models.metrics.metrics import softmax
 from howdah.models.opened.opened import open_model
 from howdah.models.weights.pretrained import load_base
 from howdah.serving.prediction import predict as predictor
@@ -160,7 +160,7 @@ class ServingContract:
         csv.writer(text).writerows([["text"], *([t] for t in TEXTS)])
         storage.write_whole(source, text.getvalue().encode())
         summary = predictor.predict(
-            place["config"].run.directory, source, output, framework=self.framework, threads=1
+            place["config"].run.directory, source, output, framework=self.framework
         )
         assert summary["run_id"] == "run-1"
         assert summary["rows"] == 4

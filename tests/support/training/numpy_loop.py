@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from howdah.config.loader import Config, from_dict
+from howdah.config.loader import from_dict
+from howdah.config.model import Config
 from howdah.process.devices import CPU
 from howdah.process.env import RankEnv
 from howdah.training.checkpoint.elastic_state import ElasticState

@@ -16,11 +16,13 @@ from safetensors.numpy import save_file
 
 from howdah import storage
 from howdah.errors import CheckpointError, StorageError, StorageFull
+from howdah.models.runs.identity import Identity
 from howdah.models.weights.tensors import FormatError, read_header, read_tensors
 from howdah.training.checkpoint import throttle
 from howdah.training.checkpoint import write as checkpoint_write
 from howdah.training.checkpoint.fence import Fence
-from howdah.training.checkpoint.manager import Checkpoints, Identity, load
+from howdah.training.checkpoint.manager import Checkpoints
+from howdah.training.checkpoint.read import load
 from howdah.training.checkpoint.state import TrainState
 from tests import ROOT
 

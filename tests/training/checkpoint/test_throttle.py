@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 
+from howdah.models.runs.identity import Identity
 from howdah.training.checkpoint import manager as checkpoint
 from howdah.training.checkpoint import throttle
 from howdah.training.checkpoint.fence import Fence
@@ -74,7 +75,7 @@ def test_a_checkpoint_is_read_back_as_slowly_as_it_was_written(clock, tmp_path):
     written = []
     saves._saved = lambda step, path: written.append(clock.now)
     tensors = {"model/w": np.zeros(size // 4, np.float32)}
-    identity = checkpoint.Identity("b", "d", "t", ("l",), "p")
+    identity = Identity("b", "d", "t", ("l",), "p")
     saves._write(saves._fence, 1, tensors, {}, identity, None, None, False, WriteThrottle(size))
     assert written[0] - 100.0 == pytest.approx(3.0, abs=0.1)
     assert clock.now - written[0] == pytest.approx(3.0, abs=0.1)

@@ -15,7 +15,8 @@ import pytest
 from howdah.config.metric_table import metrics_of
 from howdah.data.splits.planner import Rows
 from howdah.errors import DataError, ModelError, StorageFull
-from howdah.models.metrics.metrics import classification_metrics, softmax
+from howdah.models.decision import softmax
+from howdah.models.metrics.metrics import classification_metrics
 from howdah.training.comm.base import SoloComm
 from howdah.training.evaluation.evaluate import PredictionPart, evaluate
 

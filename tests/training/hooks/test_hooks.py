@@ -10,7 +10,7 @@ import pytest
 from howdah import storage
 from howdah.data.splits import planner
 from howdah.errors import CheckpointError, HowdahError
-from howdah.training.checkpoint.manager import load
+from howdah.training.checkpoint.read import load
 from howdah.training.comm.base import RankLost
 from howdah.training.preparation import job
 from tests import ROOT as REPOSITORY

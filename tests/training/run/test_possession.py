@@ -21,10 +21,10 @@ import pytest
 from howdah import storage
 from howdah.config.loader import from_dict
 from howdah.errors import CheckpointError
+from howdah.models.runs.identity import Identity
 from howdah.models.runs.metrics_log import read_metrics
 from howdah.process.env import RankEnv
 from howdah.training.checkpoint.fence import FencedOff
-from howdah.training.checkpoint.manager import Identity
 from howdah.training.checkpoint.state import TrainState
 from howdah.training.comm.base import Waits
 from howdah.training.elastic.heartbeat import Heartbeat

@@ -25,10 +25,10 @@ from howdah.errors import (
     StorageFull,
     UsageError,
 )
+from howdah.models.runs.identity import Identity
 from howdah.models.runs.metrics_log import MetricsLog, read_metrics
 from howdah.models.runs.run_json import RunFile, config_hash
 from howdah.process.env import RankEnv
-from howdah.training.checkpoint.manager import Identity
 from howdah.training.checkpoint.schedule import CheckpointSchedule
 from howdah.training.checkpoint.state import TrainState, score_of
 from howdah.training.run.event_file import EventFile

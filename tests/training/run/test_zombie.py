@@ -25,13 +25,14 @@ from howdah.config.loader import from_dict
 from howdah.errors import CheckpointError
 from howdah.models.export.export import export
 from howdah.models.export.run_info import RunInfo
+from howdah.models.runs.identity import Identity
 from howdah.models.runs.metrics_log import MetricsLog
 from howdah.models.runs.run_json import RunFile
 from howdah.models.weights.pretrained import load_base
 from howdah.process.env import RankEnv
 from howdah.serving.report import report
 from howdah.training.checkpoint.fence import Fence, FencedOff
-from howdah.training.checkpoint.manager import Checkpoints, Identity
+from howdah.training.checkpoint.manager import Checkpoints
 from howdah.training.checkpoint.state import TrainState
 from howdah.training.comm.base import SoloComm
 from howdah.training.evaluation.evaluate import evaluate
