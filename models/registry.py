@@ -3,7 +3,6 @@
     <publish.directory>/<name>/v=3/           an export and manifest.json; never altered
                               /history/000004.json   which version was made current, when, by whom
                               /current.json          a copy of the newest entry of the history
-                              /challenger.json       a version that is tried beside the current one
                               /mlflow.json           the versions' numbers in MLflow's registry
                               /claims/3              number 3 is taken
                               /profiles/v=3.json     profile of a version that was published without
@@ -45,7 +44,6 @@ EXPORT_FOLDERS = ("saved_model",)
 
 MANIFEST = "manifest.json"
 POINTER = "current.json"
-CHALLENGER = "challenger.json"
 MLFLOW = "mlflow.json"
 HISTORY = "history"
 VERSION = re.compile(r"v=([1-9][0-9]*)")
@@ -73,8 +71,6 @@ _ENTRY_SHAPE = Fields(
     needed=("version", "order"),
 )
 _ANEW = "`howdah publish --version N` writes it again"
-_UNTRIED = "remove it; `howdah publish --challenger` writes it again"
-_CHALLENGER = Fields({"version": COUNT}, needed=("version",))
 
 
 @dataclass(frozen=True)
@@ -93,11 +89,8 @@ class Published:
         return storage.join(self.root, POINTER)
 
     def exists(self) -> bool:
-        """True once a version was published, as the current one or as a challenger."""
-        files = (POINTER, CHALLENGER)
-        return any(storage.exists(storage.join(self.root, name)) for name in files) or bool(
-            self.entries()
-        )
+        """True once a version was published."""
+        return storage.exists(self.pointer) or bool(self.entries())
 
     def path_of(self, version: int) -> str:
         """Path of a version, which need not exist."""
@@ -124,16 +117,6 @@ class Published:
                 remedy=_ANEW,
             )
         return current
-
-    def challenger(self) -> int | None:
-        """The published version that is tried beside the current one; None if there is none."""
-        try:
-            path = storage.join(self.root, CHALLENGER)
-            challenger = storage.read_object(path, _CHALLENGER, remedy=_UNTRIED)
-        except NotFound:
-            return None
-        number = challenger.get("version")
-        return number if number in self.versions() else None
 
     def versions(self) -> list[int]:
         """Numbers of the complete versions, in order."""

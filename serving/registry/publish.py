@@ -26,7 +26,7 @@ from howdah.core.user import user_and_host
 from howdah.data.lineage import forgotten
 from howdah.errors import AlreadyExists, ForgottenRows, ModelError, NotFound, UsageError
 from howdah.models import integrity
-from howdah.models.registry import CHALLENGER, EXPORT_FOLDERS, MANIFEST, Published, manifest_of
+from howdah.models.registry import EXPORT_FOLDERS, MANIFEST, Published, manifest_of
 from howdah.serving.registry.gate import Evaluate, Run, Verdict, finished_run, judge, now_text
 from howdah.storage import Entry, commit
 
@@ -43,7 +43,6 @@ def publish(
     evaluate: Evaluate,
     *,
     note: str | None = None,
-    challenger: bool = False,
     review: Callable[[Run, Verdict], None] = lambda run, verdict: None,
     progress: Progress = lambda line: None,
 ) -> dict:
@@ -54,13 +53,11 @@ def publish(
     Args:
         evaluate: see gate.judge.
         note: text for the history, e.g. who approved the version.
-        challenger: publish the version to be tried (challenger.json names it), and leave the
-            current one. Publishing it again without this makes it current.
         review: called with the run and the gate's verdict before anything is written; may raise.
         progress: takes a line.
     Returns:
         {name, version, path, pointer, changed, run_id, run_directory, framework, step, metrics,
-        gate, previous, challenger}.
+        gate, previous}.
     Raises:
         CheckFailed: the gate's bounds are missed.
         ForgottenRows: training rows were forgotten since.
@@ -79,11 +76,6 @@ def publish(
     verdict.require("gate")
     if version is None:
         version = _add_version(model, run, progress)
-    if challenger:
-        changed = _write_challenger(model, version, note, verdict.as_dict())
-        if changed:
-            progress(f"published to be tried: {model.path_of(version)}")
-        return _result(model, version, None, changed=changed) | {"gate": verdict.as_dict()}
     while True:
         newest, now = model.newest()
         if version in _order(now):  # another publisher of this run was faster
@@ -93,7 +85,6 @@ def publish(
         verdict.require("gate")
         entry = _entry(model, version, now, "publish", note) | {"gate": verdict.as_dict()}
         if _append_entry(model, newest, entry):
-            _drop_challenger(model, version)
             return _result(model, version, now, changed=True)
 
 
@@ -141,7 +132,6 @@ def republish(
         back = version in order and order.index(version) < order.index(order[-1])
         action = "rollback" if back else "publish"
         if _append_entry(model, newest, _entry(model, version, now, action, note) | more):
-            _drop_challenger(model, version)
             progress(f"current again: {model.path_of(version)}")
             return _result(model, version, now, changed=True)
 
@@ -385,24 +375,6 @@ def _is_stale(entry: storage.Entry) -> bool:
 
 
 # ------------------------------------------------------------------------------ what is current
-def _write_challenger(model: Published, version: int, note: str | None, gate: dict) -> bool:
-    """Record the version that is tried beside the current one; False: it is recorded already."""
-    if model.challenger() == version:
-        return False
-    entry = {
-        "version": version, "path": f"v={version}", "published": now_text(), "by": user_and_host(),
-        "note": note, "gate": gate,
-    }  # fmt: skip
-    storage.write_whole(storage.join(model.root, CHALLENGER), _json(entry))
-    return True
-
-
-def _drop_challenger(model: Published, version: int) -> None:
-    """Remove challenger.json if it names a version that has become current."""
-    if model.challenger() == version:
-        storage.remove(storage.join(model.root, CHALLENGER))
-
-
 def _order(entry: dict | None) -> list[int]:
     """List the versions that were current up to an entry of the history, in order."""
     return [] if entry is None else entry["order"]
@@ -461,7 +433,6 @@ def _result(model: Published, version: int, before: dict | None, *, changed: boo
         "pointer": model.pointer,
         "changed": changed,
         "current": now.get("version"),
-        "challenger": model.challenger(),
         "previous": before["version"] if before is not None and changed else None,
         **{name: manifest.get(name) for name in names},
         "gate": now.get("gate") if now.get("version") == version else None,
