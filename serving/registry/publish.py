@@ -94,7 +94,6 @@ def republish(
     *,
     note: str | None = None,
     despite_forgotten: bool = False,
-    gate: dict | None = None,
     progress: Progress = lambda line: None,
 ) -> dict:
     """Make an earlier version current again, without the gate.
@@ -102,17 +101,14 @@ def republish(
     Args:
         despite_forgotten: accept a version whose training rows were forgotten since; the history
             says so.
-        gate: the gate's verdict, for the history.
     Raises:
         ForgottenRows: training rows were forgotten since.
         ModelError: no such version, or its files do not match its manifest.
     """
     model = Published(config.model_directory)
-    files = model.version(version, whole=True)["files"]
-    integrity.require_whole(model.path_of(version), files)
-    more = {} if gate is None else {"gate": gate}
+    manifest, remarks = model.version(version, whole=True), {}
+    integrity.require_whole(model.path_of(version), manifest["files"])
     try:
-        manifest = model.version(version)
         _refuse_forgotten(
             manifest.get("dataset") or {},
             (manifest.get("lineage") or {}).get("base"),
@@ -122,7 +118,7 @@ def republish(
     except ForgottenRows:
         if not despite_forgotten:
             raise
-        more["despite_forgotten"] = True
+        remarks["despite_forgotten"] = True
     while True:
         newest, now = model.newest()
         if now is not None and now["version"] == version:
@@ -131,7 +127,7 @@ def republish(
         order = _order(now)
         back = version in order and order.index(version) < order.index(order[-1])
         action = "rollback" if back else "publish"
-        if _append_entry(model, newest, _entry(model, version, now, action, note) | more):
+        if _append_entry(model, newest, _entry(model, version, now, action, note) | remarks):
             progress(f"current again: {model.path_of(version)}")
             return _result(model, version, now, changed=True)
 
