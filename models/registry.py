@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from howdah import storage
 from howdah.core.address import split_address
@@ -204,6 +204,30 @@ def decision_hash(info: Mapping[str, Any]) -> str | None:
         return None
     used = {key: decision[key] for key in DECISION_KEYS if key in decision}
     return content_hash(used) if used else None
+
+
+class VersionIdentity(NamedTuple):
+    """Identity of a model's results: two decisions on the same weights are two versions."""
+
+    run_id: str | None
+    weights_sha256: str | None
+    decision: str | None
+    """See `decision_hash`."""
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> VersionIdentity:
+        """The identity in a record that has these fields, such as a version's manifest."""
+        return cls(*(record.get(name) for name in cls._fields))
+
+    @property
+    def without_decision(self) -> VersionIdentity:
+        """The identity of the run's weights, whatever is decided by them."""
+        return self._replace(decision=None)
+
+
+def identity(info: Mapping[str, Any]) -> VersionIdentity:
+    """The identity of the export that a howdah.json describes."""
+    return VersionIdentity.of({**info, "decision": decision_hash(info)})
 
 
 def profile_path(directory: str, name: str) -> str:

@@ -26,7 +26,7 @@ from howdah.core.user import user_and_host
 from howdah.data.lineage import forgotten
 from howdah.errors import AlreadyExists, ForgottenRows, ModelError, NotFound, UsageError
 from howdah.models import integrity
-from howdah.models.registry import EXPORT_FOLDERS, MANIFEST, Published, manifest_of
+from howdah.models.registry import EXPORT_FOLDERS, MANIFEST, Published, VersionIdentity, manifest_of
 from howdah.serving.registry.gate import Evaluate, Run, Verdict, finished_run, judge, now_text
 from howdah.storage import Entry, commit
 
@@ -219,8 +219,7 @@ def _version_of(
             manifest = model.version(number)
         except ModelError:  # its publisher has not finished
             continue
-        identity = tuple(manifest.get(key) for key in ("run_id", "weights_sha256", "decision"))
-        if identity != (run.run_id, run.weights, run.decision):
+        if VersionIdentity.of(manifest) != run.identity:
             continue
         try:
             files = model.version(number, whole=True)["files"]
@@ -240,15 +239,13 @@ def _add_version(model: Published, run: Run, progress: Progress) -> int:
         _check_weights(run, files)
         manifest = {
             "format_version": FORMAT_VERSION,
-            "run_id": run.run_id,
+            **run.identity._asdict(),
             "run_name": run.info.get("run_name"),
             "run_directory": run.directory,
             "framework": run.info.get("framework"),
             "step": run.info.get("step"),
             "metrics": run.metrics(),
             "dataset": run.dataset,
-            "weights_sha256": run.weights,
-            "decision": run.decision,
             "files": files,
             "lineage": _lineage(run),
             "created": now_text(),
@@ -380,7 +377,7 @@ def _entry(
     model: Published, version: int, before: dict | None, action: str, note: str | None
 ) -> dict:
     manifest = model.version(version, whole=True)
-    copied = ("run_id", "run_name", "run_directory", "framework", "step", "metrics", "dataset")
+    copied = ("run_name", "run_directory", "framework", "step", "metrics", "dataset")
     return {
         "version": version,
         "path": f"v={version}",
@@ -389,7 +386,7 @@ def _entry(
         "by": user_and_host(),
         "note": note,
         "order": [*_order(before), version],
-        **{name: manifest.get(name) for name in (*copied, "weights_sha256", "decision")},
+        **{name: manifest.get(name) for name in (*VersionIdentity._fields, *copied)},
     }
 
 
