@@ -214,13 +214,13 @@ def _scored(
     versions: Sequence[Mapping[str, Any]], paths: Collection[str]
 ) -> Iterator[dict[str, Any]]:
     for root in dict.fromkeys(one["root"] for one in versions):
-        numbers = {
-            str(one["version"])
+        numbers = [
+            one["version"]
             for one in versions
             if one["root"] == root and _place(one["path"]) in paths
-        }
+        ]
         for marker in scored.markers(root):
-            if str(marker["version"]).removeprefix("v=") in numbers:
+            if marker["version"] in numbers:
                 yield {"model": storage.name(root), **marker}
 
 
