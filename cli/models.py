@@ -106,10 +106,6 @@ def publish(
     rollback: Annotated[
         bool, typer.Option("--rollback", help="Go back to the version before the current one.")
     ] = False,
-    challenger: Annotated[
-        bool,
-        typer.Option("--challenger", help="Publish it to be tried; what is current stays current."),
-    ] = False,
     note: Annotated[
         str | None, typer.Option(help="Kept in the history, e.g. who approved it.")
     ] = None,
@@ -124,8 +120,8 @@ def publish(
     json: AsJson = False,
 ) -> None:
     """Publish the configuration's run as <publish.directory>/<name>/v=N, if it passes the gate."""
-    if sum((version is not None, rollback, challenger)) > 1:
-        raise UsageError("give one of --version, --rollback and --challenger")
+    if version is not None and rollback:
+        raise UsageError("give one of --version and --rollback")
     from howdah.serving.registry import publish as publishing
 
     checked = load(chosen(config, set), set)
@@ -141,16 +137,13 @@ def publish(
         made = publishing.roll_back(checked, note=note, despite_forgotten=anyway, progress=say)
     else:
         made = publishing.publish(
-            checked, evaluator(checked), note=note, challenger=challenger,
-            review=reviewer(anyway), progress=say,
-        )  # fmt: skip
+            checked, evaluator(checked), note=note, review=reviewer(anyway), progress=say
+        )
     if follows:
         made["mlflow"] = following.after_publish(checked, say)
     state = "published" if made["changed"] else "unchanged"
     lines = [f"{state}: {storage.absolute(made['path'])}"]
-    if made["challenger"] == made["version"]:
-        lines += ["it is tried beside the current one; `howdah publish` makes it current"]
-    elif made["current"] != made["version"]:
+    if made["current"] != made["version"]:
         lines += [f"current is v={made['current']}; `howdah publish --version` changes that"]
     if follows:
         lines += [f"MLflow: {made['mlflow']['state']}"]
@@ -258,7 +251,7 @@ def register(
 ) -> None:
     """Put a published model or an export into MLflow's model registry, as a pyfunc from code.
 
-    With publish.mlflow.mode, without options: complete registry and aliases by what is published.
+    With publish.mlflow.mode, without options: complete registry and alias by what is published.
     """
     allowed(("--model", "model", model))
     checked = load(config, set)
@@ -295,6 +288,5 @@ def _complete(config, json: bool) -> None:
 
     mlflow_registry.require_mlflow()
     made = following.sync_registry(config, say)
-    aliases = [f"{key} {made[key]}" for key in ("champion", "challenger") if made[key] is not None]
     versions = ", ".join(map(str, made["added"])) or "none"
-    answer(made, json, [f"registered now: {versions}; {made['name']}: {', '.join(aliases)}"])
+    answer(made, json, [f"registered now: {versions}; {made['name']}: champion {made['champion']}"])

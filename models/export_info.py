@@ -48,7 +48,7 @@ _REMEDY = "`howdah export` writes the run's export again; a published version: p
 
 
 def read_info(export: str, *, needed: Sequence[str] = ()) -> dict[str, Any]:
-    """The howdah.json of an export (any storage). Exports of older versions lack fields.
+    """The howdah.json of an export (any storage).
 
     Args:
         needed: fields that it must have.

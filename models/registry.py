@@ -3,7 +3,6 @@
     <publish.directory>/<name>/v=3/           an export and manifest.json; never altered
                               /history/000004.json   which version was made current, when, by whom
                               /current.json          a copy of the newest entry of the history
-                              /challenger.json       a version that is tried beside the current one
                               /mlflow.json           the versions' numbers in MLflow's registry
                               /claims/3              number 3 is taken
                               /profiles/v=3.json     profile of a version that was published without
@@ -17,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from howdah import storage
 from howdah.core.address import split_address
@@ -45,7 +44,6 @@ EXPORT_FOLDERS = ("saved_model",)
 
 MANIFEST = "manifest.json"
 POINTER = "current.json"
-CHALLENGER = "challenger.json"
 MLFLOW = "mlflow.json"
 HISTORY = "history"
 VERSION = re.compile(r"v=([1-9][0-9]*)")
@@ -73,8 +71,6 @@ _ENTRY_SHAPE = Fields(
     needed=("version", "order"),
 )
 _ANEW = "`howdah publish --version N` writes it again"
-_UNTRIED = "remove it; `howdah publish --challenger` writes it again"
-_CHALLENGER = Fields({"version": COUNT}, needed=("version",))
 
 
 @dataclass(frozen=True)
@@ -93,11 +89,8 @@ class Published:
         return storage.join(self.root, POINTER)
 
     def exists(self) -> bool:
-        """True once a version was published, as the current one or as a challenger."""
-        files = (POINTER, CHALLENGER)
-        return any(storage.exists(storage.join(self.root, name)) for name in files) or bool(
-            self.entries()
-        )
+        """True once a version was published."""
+        return storage.exists(self.pointer) or bool(self.entries())
 
     def path_of(self, version: int) -> str:
         """Path of a version, which need not exist."""
@@ -124,16 +117,6 @@ class Published:
                 remedy=_ANEW,
             )
         return current
-
-    def challenger(self) -> int | None:
-        """The published version that is tried beside the current one; None if there is none."""
-        try:
-            path = storage.join(self.root, CHALLENGER)
-            challenger = storage.read_object(path, _CHALLENGER, remedy=_UNTRIED)
-        except NotFound:
-            return None
-        number = challenger.get("version")
-        return number if number in self.versions() else None
 
     def versions(self) -> list[int]:
         """Numbers of the complete versions, in order."""
@@ -221,6 +204,30 @@ def decision_hash(info: Mapping[str, Any]) -> str | None:
         return None
     used = {key: decision[key] for key in DECISION_KEYS if key in decision}
     return content_hash(used) if used else None
+
+
+class VersionIdentity(NamedTuple):
+    """Identity of a model's results: two decisions on the same weights are two versions."""
+
+    run_id: str | None
+    weights_sha256: str | None
+    decision: str | None
+    """See `decision_hash`."""
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> VersionIdentity:
+        """The identity in a record that has these fields, such as a version's manifest."""
+        return cls(*(record.get(name) for name in cls._fields))
+
+    @property
+    def without_decision(self) -> VersionIdentity:
+        """The identity of the run's weights, whatever is decided by them."""
+        return self._replace(decision=None)
+
+
+def identity(info: Mapping[str, Any]) -> VersionIdentity:
+    """The identity of the export that a howdah.json describes."""
+    return VersionIdentity.of({**info, "decision": decision_hash(info)})
 
 
 def profile_path(directory: str, name: str) -> str:

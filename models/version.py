@@ -24,7 +24,7 @@ from howdah.core.address import split_address
 from howdah.data.family import family_of
 from howdah.errors import ModelError, NotFound, UsageError
 from howdah.models.export_info import read_config, read_info
-from howdah.models.registry import VERSION, Published, decision_hash
+from howdah.models.registry import VERSION, Published, VersionIdentity, identity
 from howdah.models.weights.pretrained import label_names_of
 from howdah.run_files import RUN_JSON
 
@@ -139,7 +139,12 @@ class Version:
     def decision(self) -> str | None:
         """Hash of the decision that `howdah model threshold` put into the export; None without
         one."""
-        return decision_hash(self.info)
+        return self.identity.decision
+
+    @property
+    def identity(self) -> VersionIdentity:
+        """Run, weights and decision."""
+        return identity(self.info)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON."""

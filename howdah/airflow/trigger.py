@@ -85,11 +85,11 @@ class ApplicationTrigger(BaseTrigger):
         key: the task's dag_id, run_id, task_id and map_index.
         token: of the execution that waits; a later one has another.
         try_number: of the task.
+        run_directory: of the job.
         user: proxied user; none: the Connection's.
         deadline: seconds since 1970 after which the application is killed; none: never.
         poll_seconds: between two reports.
         tracking: MLflow's page, of `links.tracking_page`.
-        run_directory: of the job; None: stored by an earlier version.
     """
 
     def __init__(
@@ -99,17 +99,17 @@ class ApplicationTrigger(BaseTrigger):
         key: dict[str, Any],
         token: str,
         try_number: int,
+        run_directory: str,
         user: str | None = None,
         deadline: float | None = None,
         poll_seconds: float = 2.0,
         tracking: str | None = None,
-        run_directory: str | None = None,
     ) -> None:
         super().__init__()
         self.conn_id, self.application, self.token = conn_id, application, token
         self.key, self.try_number = TaskKey(**key), try_number
         self.user, self.deadline, self.poll_seconds = user, deadline, poll_seconds
-        self.tracking, self.run_directory = tracking, run_directory
+        self.run_directory, self.tracking = run_directory, tracking
         self._manager: Any = None
         self._over = self._timed_out = False
         self._logs_url: str | None = None
@@ -129,8 +129,8 @@ class ApplicationTrigger(BaseTrigger):
             {
                 "conn_id": self.conn_id, "application": self.application,
                 "key": self.key.as_dict(), "token": self.token, "try_number": self.try_number,
-                "user": self.user, "deadline": self.deadline, "poll_seconds": self.poll_seconds,
-                "tracking": self.tracking, "run_directory": self.run_directory,
+                "run_directory": self.run_directory, "user": self.user, "deadline": self.deadline,
+                "poll_seconds": self.poll_seconds, "tracking": self.tracking,
             },
         )  # fmt: skip
 
@@ -256,7 +256,7 @@ class ApplicationTrigger(BaseTrigger):
     def _read_status(self) -> dict[str, Any] | None:
         """The driver's status.json: read in this process where storage has the same settings as
         for the Connection's commands, else by `howdah status`."""
-        if self.run_directory is None or not _can_read_storage_of(self._hook.settings):
+        if not _can_read_storage_of(self._hook.settings):
             arguments = ["status", self.application, "--json"]
             return self._hook.run(arguments, on_line=lambda line: None).get("job")
         status = storage.read_json(storage.join(self.run_directory, "job", "status.json"))

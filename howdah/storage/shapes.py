@@ -1,7 +1,7 @@
 """What the JSON of a file must look like where others rely on it. Pure.
 
-A shape says which fields have which types. A field that is missing or null is fine unless it is
-needed: an older version did not write it. Fields that no shape knows are fine: a newer one did.
+A shape says which fields have which types. A field may be missing or null unless it is needed.
+Fields that no shape has are ignored.
 """
 
 from __future__ import annotations

@@ -190,9 +190,8 @@ class Bins:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON."""
-        decision = self.decision.as_dict()
         return {
-            **({"decision": decision} if decision else {}),  # left out: the id of older profiles
+            "decision": self.decision.as_dict() or None,
             "task": self.task,
             "labels": list(self.labels),
             "confidence": list(self.confidence),

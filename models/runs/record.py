@@ -111,8 +111,8 @@ REMEDY = "restore the file from a copy, or train again with another run.director
 def read(directory: str) -> dict[str, Any]:
     """The run.json of a run directory (any storage).
 
-    The fields that Howdah reads have their types. A run of an older version may lack fields, and
-    there may be further ones.
+    The fields that Howdah reads have their types. A run that has not finished lacks some of them,
+    and there may be further ones.
 
     Raises:
         NotFound: the file does not exist.

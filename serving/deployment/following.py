@@ -1,11 +1,11 @@
 """MLflow's registry follows what is published: versions, and which of them is current.
 
 The published directory decides. After each `howdah publish` the registry gets the version, and the
-aliases `champion` (the current version) and `challenger` (the one that is tried). If MLflow does
-not answer, the model is published all the same, and `howdah model register` completes it later.
+alias `champion` names the current one. If MLflow does not answer, the model is published all the
+same, and `howdah model register` completes it later.
 
-`<model>/mlflow.json` maps versions to MLflow's. An alias that a user has moved in MLflow publishes
-nothing: the next command puts it back.
+`<model>/mlflow.json` maps versions to MLflow's. If a user has moved the alias in MLflow, nothing is
+published: the next command puts it back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from howdah.models.version import open_version
 from howdah.serving.deployment import mlflow_registry
 from howdah.storage.shapes import COUNT, TEXT, Each, Fields
 
-CHAMPION, CHALLENGER = "champion", "challenger"
+CHAMPION = "champion"
 
 Say = Callable[[str], None]
 
@@ -51,40 +51,31 @@ def after_publish(config: Config, say: Say) -> dict[str, Any]:
 def sync_registry(config: Config, say: Say) -> dict[str, Any]:
     """Bring the registry to what is published; a second call changes nothing.
 
-    The current version, the one that is tried, and all that were published since the first one in
-    this registry are registered.
+    The current version and all that were published since the first one in this registry are
+    registered.
 
     Returns:
-        {name, uri, versions: {version: MLflow's}, added: versions, champion, challenger}.
+        {name, uri, versions: {version: MLflow's}, added: versions, champion}.
     Raises:
         ClusterError: the registry refuses, or does not answer.
         ModelError: nothing is published.
-        UsageError: MLflow could not load the current version or the one that is tried.
+        UsageError: MLflow could not load the current version.
     """
     model, uri, name = Published(config.model_directory), _uri(config), name_of(config)
-    if model.current() is None and model.challenger() is None:
-        raise ModelError(
-            "nothing is published yet", where=model.root, remedy="run `howdah publish` first"
-        )
     record = _Record(model.root, uri, name)
-    added = []
-    for number in _versions_to_register(model, record):
-        if _register(config, model, number, record, say):
-            added.append(number)
-    with mlflow_registry.opened(uri) as (_, client):
-        while True:
-            current = (model.current() or {}).get("version")
-            tried = model.challenger()
-            _set_alias(client, name, CHAMPION, record.of(current))
-            _set_alias(client, name, CHALLENGER, record.of(tried))
-            # Another publisher may have been faster in between: its version counts.
-            if (model.current() or {}).get("version") == current and model.challenger() == tried:
-                break
-            for number in _versions_to_register(model, record):
-                _register(config, model, number, record, say)
+    added, champion, current = [], None, _current(model)
+    while champion != current:
+        champion = current
+        for number in _versions_to_register(model, champion, record):
+            if _register(config, model, number, record, say):
+                added.append(number)
+        with mlflow_registry.opened(uri) as (_, client):
+            _set_champion(client, name, record.versions[str(champion)])
+        # Another publisher may have been faster in between: its version counts.
+        current = _current(model)
     return {
         "name": name, "uri": redact.text(uri), "versions": record.versions, "added": added,
-        "champion": record.of(current), "challenger": record.of(tried),
+        "champion": record.versions[str(champion)],
     }  # fmt: skip
 
 
@@ -121,10 +112,6 @@ class _Record:
         """{version: MLflow's version}."""
         return {n: one["version"] for n, one in self._values["versions"].items()}
 
-    def of(self, number: int | None) -> int | None:
-        """Return MLflow's number of a version."""
-        return self.versions.get(str(number))
-
     def add(self, number: int, theirs: int) -> None:
         """Record a version that is in the registry."""
         noted = {**self._here, "version": theirs}
@@ -133,17 +120,25 @@ class _Record:
             storage.write_whole(self._path, (json.dumps(self._values, indent=1) + "\n").encode())
 
 
-def _versions_to_register(model: Published, record: _Record) -> list[int]:
+def _current(model: Published) -> int:
+    current = model.current()
+    if current is None:
+        raise ModelError(
+            "nothing is published yet", where=model.root, remedy="run `howdah publish` first"
+        )
+    return current["version"]
+
+
+def _versions_to_register(model: Published, current: int, record: _Record) -> list[int]:
     """List the versions to register.
 
-    The current one and the one that is tried are always listed, since only MLflow knows what it
-    has; it adds none twice. Older ones that MLflow could not load are left out.
+    The current one is always listed, since only MLflow knows what it has; it adds none twice. Older
+    ones that MLflow could not load are left out.
     """
     first = min(map(int, record.versions), default=None)
-    now = {(model.current() or {}).get("version"), model.challenger()} - {None}
-    since = {n for n in model.versions() if first is not None and n >= first}
-    missing = {n for n in since - now if record.of(n) is None and _is_loadable(model, n)}
-    return sorted(now | missing)
+    since = {n for n in model.versions() if first is not None and n >= first} - {current}
+    missing = {n for n in since if str(n) not in record.versions and _is_loadable(model, n)}
+    return sorted({current, *missing})
 
 
 def _is_loadable(model: Published, number: int) -> bool:
@@ -181,14 +176,9 @@ def _tags(model: Published, number: int) -> dict[str, Any]:
     }
 
 
-def _set_alias(client: Any, name: str, alias: str, version: int | None) -> None:
-    aliases = client.get_registered_model(name).aliases
-    current = int(aliases[alias]) if alias in aliases else None
-    if version is None:
-        if current is not None:
-            client.delete_registered_model_alias(name, alias)
-    elif current != version:
-        client.set_registered_model_alias(name, alias, str(version))
+def _set_champion(client: Any, name: str, version: int) -> None:
+    if str(client.get_registered_model(name).aliases.get(CHAMPION)) != str(version):
+        client.set_registered_model_alias(name, CHAMPION, str(version))
 
 
 def _uri(config: Config) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import logging
 import os
 import re
@@ -23,7 +22,7 @@ from howdah.data import modelfiles
 from howdah.errors import ClusterError, ModelError, UsageError
 from howdah.models import integrity
 from howdah.models.opened.opened import EXPORT_PATTERNS
-from howdah.models.registry import DECISION_KEYS
+from howdah.models.registry import VersionIdentity
 from howdah.models.version import Version, require_kind, require_one_label
 from howdah.serving.deployment import references
 
@@ -33,6 +32,8 @@ _ALIAS = re.compile(r"[A-Za-z0-9_-]{1,255}")
 _RESERVED = re.compile(r"(?i)latest|v[0-9]+")
 _NAME = re.compile(r"(?!\.\.?$)[^/:'\"\\]{1,250}")
 _CARD = "README.md"
+_TAG = "howdah."
+"""Beginning of the names of tags."""
 
 
 def register(
@@ -66,8 +67,7 @@ def register(
         ClusterError: the server refuses, or does not answer.
     """
     _check(name, alias)
-    run_id, weights = variant.run_id, variant.weights
-    if not run_id or not weights:
+    if not variant.run_id or not variant.weights:
         raise ModelError(
             "the model does not say which run made it",
             where=variant.path,
@@ -76,13 +76,13 @@ def register(
         )
     require_loadable(variant)
     with opened(uri) as (mlflow, client):
-        version = _version_of(client, name, run_id, weights, _decision(variant))
+        version = _version_of(client, name, variant.identity)
         changed = version is None
         if version is None:
             say(f"registering {variant.title} as {name}")
             made = _add(mlflow, client, variant, name, experiment, mode)
             # Another command may have added the model at the same time: the first version stays.
-            version = _version_of(client, name, run_id, weights, _decision(variant)) or made
+            version = _version_of(client, name, variant.identity) or made
             changed = version == made
             if not changed:
                 _drop(client, name, made, version, say)
@@ -92,7 +92,7 @@ def register(
             client.set_registered_model_alias(name, alias, version)
     return {
         "name": name, "version": int(version), "uri": f"models:/{name}/{version}",
-        "alias": alias, "changed": changed, "run_id": run_id,
+        "alias": alias, "changed": changed, "run_id": variant.run_id,
     }  # fmt: skip
 
 
@@ -167,15 +167,13 @@ def opened(uri: str) -> Iterator[tuple[Any, Any]]:
         ) from None
 
 
-def _version_of(
-    client: Any, name: str, run_id: str, weights: str, decision: str | None
-) -> str | None:
-    """Find the first version with these weights and this decision of this run."""
-    keys = ("howdah.run_id", "howdah.weights_sha256", "howdah.decision")
+def _version_of(client: Any, name: str, identity: VersionIdentity) -> str | None:
+    """Find the first version with this identity."""
     numbers = [
         version.version
         for version in client.search_model_versions(f"name = '{name}'")
-        if tuple(version.tags.get(key) for key in keys) == (run_id, weights, decision)
+        if VersionIdentity(*(version.tags.get(_TAG + key) for key in VersionIdentity._fields))
+        == identity
     ]
     return min(numbers, key=int, default=None)
 
@@ -188,13 +186,6 @@ def _drop(client: Any, name: str, made: str, first: str, say: Callable[[str], No
         client.delete_model_version(name, made)
     except MlflowException:
         say(f"models:/{name}/{made} could not be deleted: it is the same as models:/{name}/{first}")
-
-
-def _decision(variant: Version) -> str | None:
-    """Return the decision that `howdah model threshold` has put into the export, as a tag."""
-    decision = variant.info.get("decision") or {}
-    used = {key: decision[key] for key in DECISION_KEYS if key in decision}
-    return json.dumps(used, sort_keys=True) if used else None
 
 
 def _add(mlflow: Any, client: Any, variant: Version, name: str, experiment: str, mode: Mode) -> str:
@@ -250,12 +241,10 @@ def _add(mlflow: Any, client: Any, variant: Version, name: str, experiment: str,
 def _tags(variant: Version) -> dict[str, str]:
     info, dataset = variant.info, variant.info.get("dataset") or {}
     tags = {
-        "run_id": info["run_id"],
-        "weights_sha256": info["weights_sha256"],
+        **variant.identity._asdict(),
         "published": variant.title if variant.number is not None else None,
         "framework": info.get("framework"),
         "step": info.get("step"),
-        "decision": _decision(variant),
         "dataset": dataset.get("hash"),
         "labels": ", ".join(variant.labels),
         "version": variant.number,
@@ -267,7 +256,7 @@ def _tags(variant: Version) -> dict[str, str]:
 
 def _shown(tags: Mapping[str, Any]) -> dict[str, str]:
     return {
-        f"howdah.{key}": redact.text(str(value))[:5000]
+        _TAG + key: redact.text(str(value))[:5000]
         for key, value in tags.items()
         if value is not None
     }

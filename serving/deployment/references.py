@@ -9,13 +9,13 @@ import shutil
 from howdah import storage
 from howdah.errors import ModelError, NotFound
 from howdah.models.export_info import read_info
-from howdah.models.registry import EXPORT_INFO
+from howdah.models.registry import EXPORT_INFO, VersionIdentity, identity
 from howdah.models.version import Version
 from howdah.storage.shapes import COUNT, TEXT, Fields
 
 FILE_NAME = "reference.json"
 _REFERENCE = Fields(
-    {"path": TEXT, "name": TEXT, "version": COUNT, "run_id": TEXT, "weights_sha256": TEXT},
+    {"path": TEXT, "name": TEXT, "version": COUNT, **dict.fromkeys(VersionIdentity._fields, TEXT)},
     needed=("path",),
 )
 
@@ -26,8 +26,7 @@ def write(directory: str, version: Version) -> None:
         "path": version.absolute_path,
         "name": version.name,
         "version": version.number,
-        "run_id": version.run_id,
-        "weights_sha256": version.weights,
+        **version.identity._asdict(),
     }
     with open(os.path.join(directory, FILE_NAME), "w") as file:
         json.dump(body, file, indent=1)
@@ -55,16 +54,18 @@ def resolve(directory: str) -> str:
             remedy="restore it, or register another version; with publish.mlflow.mode: full MLflow"
             " keeps a copy of the whole export",
         ) from None
-    if info.get("weights_sha256") != reference.get("weights_sha256"):
-        expected, got = (
-            f"weights {one.get('weights_sha256')} of run {one.get('run_id')}"
-            for one in (reference, info)
-        )
+    expected, got = VersionIdentity.of(reference), identity(info)
+    if expected != got:
         raise ModelError(
             "the published version that MLflow refers to is another model",
             where=reference["path"],
-            expected=expected,
-            got=got,
+            expected=_text(expected),
+            got=_text(got),
             remedy="register the version again: `howdah model register`",
         )
     return reference["path"]
+
+
+def _text(model: VersionIdentity) -> str:
+    decided = "no decision" if model.decision is None else f"decision {model.decision}"
+    return f"weights {model.weights_sha256} of run {model.run_id}, {decided}"

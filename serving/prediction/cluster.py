@@ -77,8 +77,8 @@ class ModelFiles:
         The weights of a third-party model are identified by its files' sizes and times.
         """
         return {
-            "name": self.name, "version": self.version.number, "run_id": self.version.run_id,
-            "weights": self.version.weights or self.key, "decision": self.version.decision,
+            "name": self.name, "version": self.version.number, **self.version.identity._asdict(),
+            "weights_sha256": self.version.weights or self.key,
         }  # fmt: skip
 
     def urls(self) -> dict[str, str]:

@@ -20,7 +20,7 @@ from howdah.config.model import Config
 from howdah.data.manifest import content_hash
 from howdah.errors import CheckFailed, ConfigError, DataError, HowdahError, ModelError, NotFound
 from howdah.models.export_info import read_info
-from howdah.models.registry import Published, decision_hash
+from howdah.models.registry import Published, VersionIdentity, identity
 from howdah.models.runs import baseline, record
 from howdah.models.runs.run_json import utc_now
 from howdah.run_files import RUN_JSON
@@ -33,8 +33,8 @@ _UNDECIDED = (
     " and this one has none: it labels at 0.5 and rejects nothing; fit them to this run before"
     " publishing it"
 )
-_IDENTITY = ("run_id", "weights_sha256")
-"""Fields of howdah.json that identify a run and its weights."""
+_NEEDED = ("run_id", "weights_sha256")
+"""Fields that howdah.json must have."""
 VERDICT_SHAPE = Fields(
     {
         "split": TEXT,
@@ -117,11 +117,13 @@ class FinishedRun:
 
     @property
     def decision(self) -> str | None:
-        """Hash of the export's decision (`howdah model threshold`); None: it has none.
+        """Hash of the export's decision (`howdah model threshold`); None: it has none."""
+        return self.identity.decision
 
-        Two exports of the same weights with other decisions are two versions of a model.
-        """
-        return decision_hash(self.info)
+    @property
+    def identity(self) -> VersionIdentity:
+        """Run, weights and decision of the export."""
+        return identity(self.info)
 
     @property
     def dataset(self) -> dict:
@@ -242,7 +244,7 @@ def finished_run(directory: str) -> FinishedRun:
     export = storage.join(directory, "export")
     again = "`howdah export` writes the run's export again"
     try:
-        info = read_info(export, needed=_IDENTITY)
+        info = read_info(export, needed=_NEEDED)
     except NotFound:
         raise ModelError("the run has no export", where=export, remedy=again) from None
     step = run.get("steps") if run.get("best_step") is None else run["best_step"]
@@ -272,10 +274,8 @@ def judge(config: Config, evaluate: Evaluate, *, run: FinishedRun | None = None)
     """
     run = run or finished_run(config.run.directory)
     now = _current(config)
-    if now is not None and (now.get("run_id"), now.get("weights_sha256")) == (
-        run.run_id,
-        run.weights,
-    ):
+    weights = run.identity.without_decision
+    if now is not None and VersionIdentity.of(now).without_decision == weights:
         now = None  # the run's own model is published
     decision = now and now.get("decision")
     if not config.gate.better_than_published:
@@ -283,9 +283,8 @@ def judge(config: Config, evaluate: Evaluate, *, run: FinishedRun | None = None)
     bounds = config.gate.model_dump(mode="json")
     bar = _over_baseline(config, run)
     key = content_hash(
-        [bounds, config.evaluation.metric, run.run_id, run.weights, now and now["version"]]
+        [bounds, config.evaluation.metric, run.identity, now and now["version"], decision]
         + [check.bound for check in bar]
-        + [decision, run.decision]
     )
     path = storage.join(run.directory, VERDICT)
     stored = _stored(path, key)

@@ -26,9 +26,7 @@ from howdah.run_files import RUN_JSON
 _DEEPEST = 4
 """Depth to which run directories are searched below a root of runs."""
 _RUN_KEYS = ("path", "run_id", "status", "dataset")
-_VERSION_KEYS = (
-    "name", "version", "path", "run_id", "current", "challenger", "dataset", "mlflow",
-)  # fmt: skip
+_VERSION_KEYS = ("name", "version", "path", "run_id", "current", "dataset", "mlflow")
 _NOT_RUNS = ("checkpoints", "export", "logs", "predictions", "tensorboard", "job", "attempts")
 
 
@@ -50,10 +48,9 @@ def of_row(row_id: str, places: Places) -> dict[str, Any]:
     Returns:
         {id, forgotten: when it was marked or null, datasets: [{path, hash, created, marked, rows:
         [{split, shard, part}]}], rejected: [{path, hash, created, rows: [{id, reason, detail}]}],
-        runs: [{path, run_id, status, dataset, role, by}], models: [{name,
-        version, path, run_id, current, challenger, dataset, role, by, mlflow}], scored: [{table,
-        partition, path, model, version}]}. `role` is trained, or evaluated if the row is not in
-        the split train.
+        runs: [{path, run_id, status, dataset, role, by}], models: [{name, version, path, run_id,
+        current, dataset, role, by, mlflow}], scored: [{table, partition, path, model, version}]}.
+        `role` is trained, or evaluated if the row is not in the split train.
     """
     datasets = [one for root in places.datasets for one in shards.versions(root)]
     rows_of = shards.find(row_id, datasets)
@@ -113,8 +110,8 @@ def of_model(version: Version, places: Places) -> dict[str, Any]:
     """Find all that a published version was made from, and all made from it.
 
     Returns:
-        {model: {name, version, path, current, challenger, weights_sha256}, run, dataset, base,
-        gate, published, mlflow, models: versions that began from it, runs: likewise, scored}.
+        {model: {name, version, path, current, weights_sha256}, run, dataset, base, gate,
+        published, mlflow, models: versions that began from it, runs: likewise, scored}.
     Raises:
         ModelError: it is not a published one.
     """
@@ -142,7 +139,6 @@ def of_model(version: Version, places: Places) -> dict[str, Any]:
         "model": {
             "name": storage.name(model.root), "version": number, "path": path,
             "current": (model.current() or {}).get("version") == number,
-            "challenger": model.challenger() == number,
             "weights_sha256": manifest.get("weights_sha256"), "created": manifest.get("created"),
         },
         "run": {
@@ -218,13 +214,13 @@ def _scored(
     versions: Sequence[Mapping[str, Any]], paths: Collection[str]
 ) -> Iterator[dict[str, Any]]:
     for root in dict.fromkeys(one["root"] for one in versions):
-        numbers = {
-            str(one["version"])
+        numbers = [
+            one["version"]
             for one in versions
             if one["root"] == root and _place(one["path"]) in paths
-        }
+        ]
         for marker in scored.markers(root):
-            if str(marker["version"]).removeprefix("v=") in numbers:
+            if marker["version"] in numbers:
                 yield {"model": storage.name(root), **marker}
 
 
@@ -261,7 +257,7 @@ def _versions(root: str) -> Iterator[dict[str, Any]]:
         numbers = model.versions()
         if not numbers:
             continue
-        now, tried = (model.current() or {}).get("version"), model.challenger()
+        now = (model.current() or {}).get("version")
         registered = _mlflow(model.root)
         for number in numbers:
             manifest = model.version(number)
@@ -271,8 +267,8 @@ def _versions(root: str) -> Iterator[dict[str, Any]]:
             yield {
                 "root": model.root, "name": storage.name(model.root), "version": number,
                 "path": model.path_of(number), "run_id": manifest.get("run_id"),
-                "current": number == now, "challenger": number == tried,
-                "dataset": dataset.get("path"), "dataset_hash": dataset.get("hash"),
+                "current": number == now, "dataset": dataset.get("path"),
+                "dataset_hash": dataset.get("hash"),
                 "began": [base[key] for key in ("source", "init_from") if base.get(key)],
                 "mlflow": registered.get(str(number)),
             }  # fmt: skip
@@ -328,7 +324,7 @@ def text(result: Mapping[str, Any]) -> Iterable[str]:
     for run in result["runs"]:
         yield f"run {run['run_id']} ({run['status']}), {run['role']}: {run['path']} [{run['by']}]"
     for one in result["models"]:
-        state = "current, " if one["current"] else "challenger, " if one["challenger"] else ""
+        state = "current, " if one["current"] else ""
         name = f"model {one['name']} v={one['version']}"
         yield f"{name}, {state}{one['role']}: {one['path']} [{one['by']}]"
     for one in result["scored"]:
@@ -356,7 +352,7 @@ def _row_lines(result: Mapping[str, Any]) -> Iterator[str]:
 
 def _model_lines(result: Mapping[str, Any]) -> Iterator[str]:
     model, run, data = result["model"], result["run"], result["dataset"]
-    state = ", current" if model["current"] else ", challenger" if model["challenger"] else ""
+    state = ", current" if model["current"] else ""
     yield f"model {model['name']} v={model['version']}{state}: {model['path']}"
     gone = "" if run["there"] else " (its run.json is gone)"
     yield f"    run: {run['run_id']}, step {run['step']}, {run['path']}{gone}"

@@ -26,7 +26,7 @@ from howdah.core.user import user_and_host
 from howdah.data.lineage import forgotten
 from howdah.errors import AlreadyExists, ForgottenRows, ModelError, NotFound, UsageError
 from howdah.models import integrity
-from howdah.models.registry import CHALLENGER, EXPORT_FOLDERS, MANIFEST, Published, manifest_of
+from howdah.models.registry import EXPORT_FOLDERS, MANIFEST, Published, VersionIdentity, manifest_of
 from howdah.models.runs.run_json import utc_now
 from howdah.serving.registry.gate import Evaluate, FinishedRun, GateVerdict, finished_run, judge
 from howdah.storage import Entry, commit
@@ -44,7 +44,6 @@ def publish(
     evaluate: Evaluate,
     *,
     note: str | None = None,
-    challenger: bool = False,
     review: Callable[[FinishedRun, GateVerdict], None] = lambda run, verdict: None,
     progress: Progress = lambda line: None,
 ) -> dict:
@@ -55,13 +54,11 @@ def publish(
     Args:
         evaluate: see gate.judge.
         note: text for the history, e.g. who approved the version.
-        challenger: publish the version to be tried (challenger.json names it), and leave the
-            current one. Publishing it again without this makes it current.
         review: called with the run and the gate's verdict before anything is written; may raise.
         progress: takes a line.
     Returns:
         {name, version, path, pointer, changed, run_id, run_directory, framework, step, metrics,
-        gate, previous, challenger}.
+        gate, previous}.
     Raises:
         CheckFailed: the gate's bounds are missed.
         ForgottenRows: training rows were forgotten since.
@@ -80,11 +77,6 @@ def publish(
     verdict.require("gate")
     if version is None:
         version = _add_version(model, run, progress)
-    if challenger:
-        changed = _write_challenger(model, version, note, verdict.as_dict())
-        if changed:
-            progress(f"published to be tried: {model.path_of(version)}")
-        return _result(model, version, None, changed=changed) | {"gate": verdict.as_dict()}
     while True:
         newest, now = model.newest()
         if version in _order(now):  # another publisher of this run was faster
@@ -94,7 +86,6 @@ def publish(
         verdict.require("gate")
         entry = _entry(model, version, now, "publish", note) | {"gate": verdict.as_dict()}
         if _append_entry(model, newest, entry):
-            _drop_challenger(model, version)
             return _result(model, version, now, changed=True)
 
 
@@ -104,7 +95,6 @@ def republish(
     *,
     note: str | None = None,
     despite_forgotten: bool = False,
-    gate: dict | None = None,
     progress: Progress = lambda line: None,
 ) -> dict:
     """Make an earlier version current again, without the gate.
@@ -112,17 +102,14 @@ def republish(
     Args:
         despite_forgotten: accept a version whose training rows were forgotten since; the history
             says so.
-        gate: the gate's verdict, for the history.
     Raises:
         ForgottenRows: training rows were forgotten since.
         ModelError: no such version, or its files do not match its manifest.
     """
     model = Published(config.model_directory)
-    files = model.version(version, whole=True)["files"]
-    integrity.require_whole(model.path_of(version), files)
-    more = {} if gate is None else {"gate": gate}
+    manifest, remarks = model.version(version, whole=True), {}
+    integrity.require_whole(model.path_of(version), manifest["files"])
     try:
-        manifest = model.version(version)
         _refuse_forgotten(
             manifest.get("dataset") or {},
             (manifest.get("lineage") or {}).get("base"),
@@ -132,7 +119,7 @@ def republish(
     except ForgottenRows:
         if not despite_forgotten:
             raise
-        more["despite_forgotten"] = True
+        remarks["despite_forgotten"] = True
     while True:
         newest, now = model.newest()
         if now is not None and now["version"] == version:
@@ -141,8 +128,7 @@ def republish(
         order = _order(now)
         back = version in order and order.index(version) < order.index(order[-1])
         action = "rollback" if back else "publish"
-        if _append_entry(model, newest, _entry(model, version, now, action, note) | more):
-            _drop_challenger(model, version)
+        if _append_entry(model, newest, _entry(model, version, now, action, note) | remarks):
             progress(f"current again: {model.path_of(version)}")
             return _result(model, version, now, changed=True)
 
@@ -238,8 +224,7 @@ def _version_of(
             manifest = model.version(number)
         except ModelError:  # its publisher has not finished
             continue
-        identity = tuple(manifest.get(key) for key in ("run_id", "weights_sha256", "decision"))
-        if identity != (run.run_id, run.weights, run.decision):
+        if VersionIdentity.of(manifest) != run.identity:
             continue
         try:
             files = model.version(number, whole=True)["files"]
@@ -259,15 +244,13 @@ def _add_version(model: Published, run: FinishedRun, progress: Progress) -> int:
         _check_weights(run, files)
         manifest = {
             "format_version": FORMAT_VERSION,
-            "run_id": run.run_id,
+            **run.identity._asdict(),
             "run_name": run.info.get("run_name"),
             "run_directory": run.directory,
             "framework": run.info.get("framework"),
             "step": run.info.get("step"),
             "metrics": run.metrics(),
             "dataset": run.dataset,
-            "weights_sha256": run.weights,
-            "decision": run.decision,
             "files": files,
             "lineage": _lineage(run),
             "created": utc_now(),
@@ -390,24 +373,6 @@ def _is_stale(entry: storage.Entry) -> bool:
 
 
 # ------------------------------------------------------------------------------ what is current
-def _write_challenger(model: Published, version: int, note: str | None, gate: dict) -> bool:
-    """Record the version that is tried beside the current one; False: it is recorded already."""
-    if model.challenger() == version:
-        return False
-    entry = {
-        "version": version, "path": f"v={version}", "published": utc_now(), "by": user_and_host(),
-        "note": note, "gate": gate,
-    }  # fmt: skip
-    storage.write_whole(storage.join(model.root, CHALLENGER), _json(entry))
-    return True
-
-
-def _drop_challenger(model: Published, version: int) -> None:
-    """Remove challenger.json if it names a version that has become current."""
-    if model.challenger() == version:
-        storage.remove(storage.join(model.root, CHALLENGER))
-
-
 def _order(entry: dict | None) -> list[int]:
     """List the versions that were current up to an entry of the history, in order."""
     return [] if entry is None else entry["order"]
@@ -417,7 +382,7 @@ def _entry(
     model: Published, version: int, before: dict | None, action: str, note: str | None
 ) -> dict:
     manifest = model.version(version, whole=True)
-    copied = ("run_id", "run_name", "run_directory", "framework", "step", "metrics", "dataset")
+    copied = ("run_name", "run_directory", "framework", "step", "metrics", "dataset")
     return {
         "version": version,
         "path": f"v={version}",
@@ -426,7 +391,7 @@ def _entry(
         "by": user_and_host(),
         "note": note,
         "order": [*_order(before), version],
-        **{name: manifest.get(name) for name in (*copied, "weights_sha256", "decision")},
+        **{name: manifest.get(name) for name in (*VersionIdentity._fields, *copied)},
     }
 
 
@@ -466,7 +431,6 @@ def _result(model: Published, version: int, before: dict | None, *, changed: boo
         "pointer": model.pointer,
         "changed": changed,
         "current": now.get("version"),
-        "challenger": model.challenger(),
         "previous": before["version"] if before is not None and changed else None,
         **{name: manifest.get(name) for name in names},
         "gate": now.get("gate") if now.get("version") == version else None,

@@ -121,8 +121,6 @@ def of_source(
     labels: str | None = None,
     label_column: str = "label",
     id_column: str | None = None,
-    framework: str | None = None,
-    threads: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Findings:
     """Judge the rows of files: texts, which are classified, or predictions of `howdah predict`.
@@ -151,9 +149,8 @@ def of_source(
         chunks = _predicted(files, version, reference, progress)
     else:
         chunks = _classified(
-            config, version.path, files, text_columns=text_columns, id_column=id_column,
-            framework=framework, threads=threads,
-        )  # fmt: skip
+            config, version.path, files, text_columns=text_columns, id_column=id_column
+        )
     for predictions, rows, ids_N in chunks:
         count_failed(current, predictions)
         for one in predictions:
@@ -283,13 +280,11 @@ def _classified(
     *,
     text_columns: Sequence[str] | None,
     id_column: str | None,
-    framework: str | None,
-    threads: int | None,
 ) -> Iterator[_Chunk]:
     """Classify the texts of files."""
     from howdah.models.opened.opened import open_model
 
-    served = open_model(path, framework=framework, threads=threads)
+    served = open_model(path)
     served.require("text", where="model", remedy="give the predictions of `howdah predict`")
     columns = choose_columns(served.columns, text_columns, id_column)
     rows = read_rows(files, columns, csv_options=config.data.csv, id_required=id_column is not None)

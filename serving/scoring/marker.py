@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from howdah import storage
 from howdah.data.manifest import content_hash
+from howdah.models.registry import VersionIdentity
 from howdah.models.scored import MARKER, Marker, PartitionState, table_directory
 
 
@@ -23,7 +24,7 @@ class Inputs:
     """The inputs that a scored partition depends on."""
 
     model: Mapping[str, Any]
-    """{name, version, run_id, weights, decision}: see `ModelFiles.identity`."""
+    """{name, version, run_id, weights_sha256, decision}: see `ModelFiles.identity`."""
     source: PartitionState
     options: Mapping[str, Any]
     """Columns of text and id."""
@@ -82,13 +83,12 @@ def reason(
         return "--force"
     if marker is None:
         return "not scored yet"
-    was, now = marker.model, inputs.model
-    if was.get("version") != now.get("version"):
-        return f"scored by v={was.get('version')}"
-    if (was.get("run_id"), was.get("weights")) != (now.get("run_id"), now.get("weights")):
+    if marker.model.get("version") != inputs.model.get("version"):
+        return f"scored by v={marker.model.get('version')}"
+    was, now = VersionIdentity.of(marker.model), VersionIdentity.of(inputs.model)
+    if was.without_decision != now.without_decision:
         return "scored by other weights"
-    # A published version and its decision never change; old versions' markers do not have it.
-    if now.get("version") is None and was.get("decision") != now.get("decision"):
+    if was != now:
         return "scored with another decision (`howdah model threshold`)"
     if marker.source != inputs.source:
         return "the source has changed"

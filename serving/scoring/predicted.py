@@ -79,7 +79,10 @@ def read(
 
 
 def _check_decision(path: str, version: Version, bins: Bins) -> None:
-    """Refuse a Parquet file whose metadata names another decision; older ones name none."""
+    """Refuse a Parquet file whose metadata names another decision.
+
+    CSV and JSON lines have no metadata, and Parquet files of other programs do not have this field.
+    """
     if format_of(path) != "parquet":
         return
     decision = (footers.schema(path, "parquet").metadata or {}).get(DECISION.encode())

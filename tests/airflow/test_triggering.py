@@ -57,12 +57,13 @@ def test_a_trigger_that_an_earlier_version_has_stored_is_made_again():
 
     stored = {
         "conn_id": "yarn", "application": APP, "key": KEY.as_dict(), "token": "0a1b",
-        "try_number": 1, "user": None, "deadline": None, "poll_seconds": 2.0, "tracking": None,
+        "try_number": 1, "run_directory": "hdfs:///runs/d/r", "user": None, "deadline": None,
+        "poll_seconds": 2.0, "tracking": None,
     }  # fmt: skip
     kwargs = {name: smart_decode_trigger_kwargs(value) for name, value in stored.items()}
     made = import_string("howdah.airflow.trigger.ApplicationTrigger")(**kwargs)
     _, now = made.serialize()
-    assert now == {**stored, "run_directory": None}
+    assert now == stored
     position = {"application": APP, "state": "RUNNING", "attempt": 1, "line": 7, "event": 1.5}
     assert app.LogPosition.of(position, APP).as_dict() == position
     assert trigger.POSITION_KEY == "howdah_told"
@@ -90,9 +91,9 @@ def watching(cluster_web, monkeypatch):
     monkeypatch.setattr(trigger, "XCom", notes)
     monkeypatch.setattr(links, "XCom", notes)
 
-    def made(**more):
+    def made(run_directory="/nowhere/at/all", **more):
         one = trigger.ApplicationTrigger(
-            "yarn", APP, KEY.as_dict(), "0a1b", 1, poll_seconds=0.01, **more
+            "yarn", APP, KEY.as_dict(), "0a1b", 1, run_directory, poll_seconds=0.01, **more
         )
         one._manager = cluster_web.manager
         return one
@@ -191,8 +192,8 @@ def test_reading_the_status_blocks_no_report_and_pauses_grow(no_page, monkeypatc
         hangs.wait(60)
         return {"job": None}
 
-    one = no_page(run_directory=None)
-    one._hook = TriggererHook(answer)
+    one = no_page()
+    one._hook = TriggererHook(answer, ssh_conn_id="edge", run_root="hdfs:///runs")
     (event,) = no_page.run(one)
     hangs.set()
     assert event["final_status"] == "SUCCEEDED"
@@ -208,7 +209,7 @@ def test_reading_the_status_blocks_no_report_and_pauses_grow(no_page, monkeypatc
                 begun.append(now[0])
                 await asyncio.wait([one._status_read])
 
-    one = no_page(run_directory="/nowhere/at/all")
+    one = no_page()
     one._hook = TriggererHook(None)
     without_page = app.ApplicationReport(
         yarn={"id": APP, "state": "RUNNING"}, status=None, status_error="HTTP 500"

@@ -231,7 +231,6 @@ def test_the_command(run, models, tmp_path, capsys, monkeypatch):
         "name": "zoo", "version": 1, "path": f"{models}/zoo/v=1", "changed": True, "current": 1,
         "pointer": f"{models}/zoo/current.json", "previous": None, "run_id": "run-1",
         "run_directory": run, "framework": "torch", "step": 12, "metrics": 0, "gate": 0,
-        "challenger": None,
     }  # fmt: skip
     assert storage.read_json(f"{models}/zoo/current.json")["note"] == "by hand"
     assert call("publish", "-c", config, "--rollback")[0] == 2

@@ -242,7 +242,6 @@ def test_the_command(place, capsys):
 @pytest.mark.parametrize(
     "words",
     [
-        ["publish", "--challenger", "--rollback"],
         ["publish", "--version", "1", "--rollback"],
         ["publish", "--set", "publish.mlflow.mode=reference"],
     ],

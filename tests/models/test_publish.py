@@ -363,40 +363,6 @@ def test_a_pointer_without_a_version_is_refused(tmp_path, tiny_model_dir):
     assert resolve(str(tmp_path / "models/zoo")) == str(tmp_path / "models/zoo/v=1")
 
 
-def test_a_challenger_is_published_without_being_current(base, tiny_model_dir):
-    models, root = f"{base}/models", f"{base}/models/zoo"
-    configs = {}
-    for run_id in ("a", "b"):
-        run = finished_run(f"{base}/run-{run_id}", tiny_model_dir, run_id=run_id)
-        configs[run_id] = config_of(run, models)
-    made = publish(configs["a"], never)
-    assert (made["current"], made["challenger"]) == (1, None)
-    made = publish(configs["b"], never, challenger=True)
-    assert (made["version"], made["changed"], made["current"], made["challenger"]) == (
-        2,
-        True,
-        1,
-        2,
-    )
-    assert whole(f"{root}/v=2")["run_id"] == "b" and resolve(root) == f"{root}/v=1"
-    again = publish(configs["b"], never, challenger=True)
-    assert (again["version"], again["changed"], again["challenger"]) == (2, False, 2)
-    # A version that has been current is no challenger.
-    assert publish(configs["a"], never, challenger=True)["challenger"] == 2
-    made = publish(configs["b"], never)
-    assert (made["current"], made["challenger"], made["changed"]) == (2, None, True)
-    assert Published(root).challenger() is None and resolve(root) == f"{root}/v=2"
-    assert roll_back(configs["b"])["current"] == 1
-
-
-def test_a_challenger_must_pass_the_gate(base, tiny_model_dir):
-    run = finished_run(f"{base}/run", tiny_model_dir, run_id="a", accuracy=0.4)
-    config = config_of(run, f"{base}/models", gate={"minimum": {"accuracy": 0.5}})
-    with pytest.raises(CheckFailed):
-        publish(config, never, challenger=True)
-    assert Published(f"{base}/models/zoo").versions() == []
-
-
 @pytest.mark.parametrize(
     ("name", "body", "field"),
     [
@@ -407,8 +373,6 @@ def test_a_challenger_must_pass_the_gate(base, tiny_model_dir):
         ("history/000001.json", {"order": 5}, "order"),
         ("history/000001.json", {"version": "x"}, "version"),
         ("current.json", {"metrics": 5}, "metrics"),
-        ("challenger.json", 5, ""),
-        ("challenger.json", {"version": "x"}, "version"),
     ],
 )
 def test_a_damaged_record_of_a_model_is_named(tmp_path, tiny_model_dir, name, body, field):
@@ -423,7 +387,6 @@ def test_a_damaged_record_of_a_model_is_named(tmp_path, tiny_model_dir, name, bo
     gate = {"better_than_published": True}
     with pytest.raises((DataError, ModelError)) as caught:
         publish(config_of(runs[1], models, gate=gate), never)
-        publish(config_of(runs[1], models), never, challenger=True)
     assert caught.value.where == (f"{path}: {field}" if field else path)
     assert caught.value.got and caught.value.remedy
 

@@ -12,7 +12,7 @@ from howdah.config.loader import from_dict
 from howdah.errors import DataError, ModelError
 from howdah.models import server_file
 from howdah.models.profile.profile import PROFILE, read
-from howdah.models.registry import decision_hash
+from howdah.models.registry import VersionIdentity, decision_hash, identity
 from howdah.models.runs.run_json import RunFile, git_state
 from howdah.models.runs.settings import already_finished, of_finished
 
@@ -110,3 +110,13 @@ def test_a_damaged_profile_is_a_model_error_with_its_remedy(tmp_path, body):
         read(str(path))
     assert caught.value.where.startswith(str(path))
     assert "--make-reference" in caught.value.remedy
+
+
+def test_an_export_and_a_record_of_it_have_the_same_identity():
+    info = {"run_id": "a", "weights_sha256": "w", "decision": {"reject_below": 0.5, "rows": 3}}
+    record = {**identity(info)._asdict(), "version": 3}
+    assert VersionIdentity.of(record) == identity(info)
+    other = identity(info | {"decision": {"reject_below": 0.6}})
+    assert other != identity(info)
+    assert other.without_decision == identity(info).without_decision
+    assert identity({"run_id": "a"}) == ("a", None, None)

@@ -240,7 +240,7 @@ def test_a_shape_names_the_first_place_that_has_not_its_type():
     )
     whole = {"run_id": "a", "metrics": {"test": {"loss": 1, "labels": ["x"]}}, "more": [1]}
     assert shapes.fault(whole, shape) is None
-    assert shapes.fault({"run_id": "a", "metrics": None}, shape) is None  # an older version's
+    assert shapes.fault({"run_id": "a", "metrics": None}, shape) is None
     for value, key, got in (
         (5, "", "5"),
         ({}, "run_id", "null"),

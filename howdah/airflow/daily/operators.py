@@ -219,7 +219,7 @@ class DriftOperator(HowdahOperator, SkipMixin):
         """The model at the version that has scored; the model itself if it is not published."""
         version = self.scored.get("version")
         model, number = split_address(self.model)
-        return self.model if version is None or number is not None else f"{model}/v={version}"
+        return self.model if version is None or number is not None else f"{model}@{version}"
 
     def lineage(self) -> touched.Touched:
         """Input: the rows or scores that were checked. A page is not a dataset: no output."""

@@ -221,7 +221,6 @@ def config(
     *,
     on: str = "local",
     overrides: Mapping[str, Any] | None = None,
-    form_fields: Iterable[str] = OWN,
     defaults: Mapping[str, Any] | None = None,
     judge: Judge | None = None,
 ) -> dict[str, Any]:
@@ -231,7 +230,6 @@ def config(
         sent: {key: value}, including the form's own fields and `set`.
         on: where training runs; decides the default of Spark's master.
         overrides: {key: value} that the DAG run sets, such as run.directory.
-        form_fields: the form's own fields, which are left out.
         defaults: this installation's defaults, for keys that were not sent.
         judge: the judge of this installation's policy; None: everything may be sent.
     Raises:
@@ -248,7 +246,7 @@ def config(
     values = {name: configs.value_at(installed, name) for name in keys if _has(installed, name)}
     sendings = {name: value for name, value in sent.items() if name != SET}
     for name, value in (*sendings.items(), *lines.values.items()):
-        if name in form_fields and name not in lines.values:
+        if name in OWN and name not in lines.values:
             if judge is not None and value != own_default(name, installed):
                 refused += judge.key(name)
             continue

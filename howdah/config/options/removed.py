@@ -110,7 +110,7 @@ REMOVED: dict[str, str] = {
     "serve.request_seconds": (
         "A request waits 60 seconds for its answer; its header X-Timeout-Ms may shorten that."
     ),
-    "serve.shadow": "`howdah score --model NAME/v=4` classifies the same texts by another version.",
+    "serve.shadow": "`howdah score --model NAME@4` classifies the same texts by another version.",
     "serve.vcores": "A server's container on YARN has serve.threads vcores, or one.",
     "tracking.mlflow.experiment": "MLflow's own variable MLFLOW_EXPERIMENT_NAME names it.",
     "training.adam_beta1": "AdamW's betas are 0.9 and 0.999.",

@@ -81,7 +81,7 @@ def test_files_are_scored_by_predict_and_judged_by_their_texts(context):
     assert hook.asked[0][0] == "predict" and "--overwrite" in hook.asked[0]
     drift(hook, context, scored)
     # ... by the version that scored them, whichever is current by then.
-    assert hook.asked[1][1:5] == ["--model", "/models/words/v=3", "--source", "/in/1.csv"]
+    assert hook.asked[1][1:5] == ["--model", "/models/words@3", "--source", "/in/1.csv"]
 
 
 def test_a_tables_partitions_are_scored_in_one_command(context):

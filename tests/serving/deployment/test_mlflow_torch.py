@@ -49,7 +49,7 @@ def test_a_version_is_registered_once_loaded_and_served(place, monkeypatch):
     uri = f"sqlite:///{place}/registry.db"
     words = ["model", "register", "--model", "zoo", "--set", "publish.directory=models", "--set",
              f"tracking.mlflow.uri={uri}", "--set", "publish.name=zoo", "--alias"]  # fmt: skip
-    made = howdah(place, *words, "challenger")
+    made = howdah(place, *words, "next")
     assert (made["code"], made["version"], made["changed"]) == (0, 1, True), made
     again = howdah(place, *words, "champion")
     assert (again["version"], again["changed"], again["alias"]) == (1, False, "champion")
@@ -66,7 +66,7 @@ def test_a_version_is_registered_once_loaded_and_served(place, monkeypatch):
     version = client.get_model_version_by_alias("zoo", "champion")
     assert version.tags["howdah.run_id"] == "run-1"
     assert version.tags["howdah.published"] == "zoo v=1"
-    assert client.get_model_version_by_alias("zoo", "challenger").version == version.version
+    assert client.get_model_version_by_alias("zoo", "next").version == version.version
 
     loaded = mlflow.pyfunc.load_model("models:/zoo@champion")
     answers = loaded.predict(pd.DataFrame({"text": TEXTS}))

@@ -6,9 +6,10 @@ import mlflow
 import pytest
 
 from howdah import storage
-from howdah.errors import UsageError
+from howdah.errors import ModelError, UsageError
+from howdah.models.export.export import with_decision
 from howdah.models.version import open_version
-from howdah.serving.deployment import following, mlflow_registry
+from howdah.serving.deployment import following, mlflow_registry, references
 from howdah.serving.deployment.pyfunc_model import HowdahModel
 from howdah.serving.registry.publish import publish
 from tests.runs.finished_runs import config_of, finished_run, never
@@ -59,6 +60,29 @@ def test_images_are_refused(tmp_path, tiny_model_dir):
     vars(version)["kind"] = "image"
     with pytest.raises(UsageError, match="classifies images, not texts"):
         mlflow_registry.register(version, "sqlite:///none.db", name="zoo", experiment="howdah")
+
+
+def test_two_decisions_on_the_same_weights_are_two_versions(tmp_path, tiny_model_dir):
+    run = finished_run(str(tmp_path / "run"), tiny_model_dir, run_id="run-1")
+    uri = f"sqlite:///{tmp_path}/registry.db"
+
+    def registered() -> tuple[int, bool]:
+        made = mlflow_registry.register(
+            open_version(run), uri, name="zoo", experiment="howdah", mode="reference"
+        )
+        return made["version"], made["changed"]
+
+    assert registered() == (1, True)
+    references.write(str(tmp_path), open_version(run))
+    assert references.resolve(str(tmp_path)) == f"{run}/export"
+    with_decision(f"{run}/export", {"reject_below": 0.7})
+    assert registered() == (2, True) and registered() == (2, False)
+    tags = mlflow.MlflowClient(uri, uri).get_model_version("zoo", "2").tags
+    assert tags["howdah.decision"] == open_version(run).decision
+    with pytest.raises(ModelError, match="is another model") as refused:
+        references.resolve(str(tmp_path))
+    assert refused.value.expected.endswith("of run run-1, no decision")
+    assert refused.value.got.endswith(f"of run run-1, decision {open_version(run).decision}")
 
 
 def test_it_is_published_and_champion_stays_where_it_is(tmp_path, tiny_model_dir):

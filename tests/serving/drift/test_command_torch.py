@@ -222,7 +222,7 @@ def test_files_of_texts_and_of_predictions_are_judged_alike(place):
     source, output = str(place.root / "new.jsonl"), str(place.root / "predicted.parquet")
     lines = [json.dumps({"id": f"r{n}", "text": text}) for n, text in enumerate([*rows, ""])]
     storage.write_whole(source, "\n".join(lines).encode())
-    texts_found = of_source(place.config, place.run, source, threads=1, id_column="id")
+    texts_found = of_source(place.config, place.run, source, id_column="id")
     assert (texts_found.current.counts.rows, texts_found.current.counts.empty) == (200, 1)
     made = write_scored(place, "db.files", "ds=1", rows)
     assert texts_found.current.counts.cells.tolist() == made.counts.cells.tolist()
@@ -304,7 +304,7 @@ def test_the_page_shows_the_rows_that_moved_and_masks_or_hides_their_texts(place
     for text in ("me@x.de", f"{written} me@x.de " * 5):
         lines.append(json.dumps({"id": "x1", "text": text}))
     path.write_text("\n".join(lines))
-    findings = of_source(place.config, place.run, str(path), id_column="id", threads=1)
+    findings = of_source(place.config, place.run, str(path), id_column="id")
     assert findings.verdict.column("length").state == "alarm"
     shown = findings.rows_shown()
     assert "x1" in [one.id for rows in shown.values() for one in rows]

@@ -96,7 +96,7 @@ def test_predictions_with_another_decision_are_refused_or_a_line_says_so(tmp_pat
     for bins in (bins_of(), bins_of(temperature=1.8)):
         with pytest.raises(DataError, match="another decision"):
             read(path, bins=bins)
-    # Lines and files of earlier versions name no decision, but have labels.
+    # Lines do not name a decision, but have labels.
     sure = [*WRITTEN, Prediction("4", "a", np.array([0.75, 0.25], np.float32))]
     path, lines = write(tmp_path / "predictions.jsonl", sure), []
     assert len(read(path, say=lines.append)) == 4 and lines == []
