@@ -28,7 +28,7 @@ from howdah.errors import CheckFailed, UsageError
 app = typer.Typer()
 group = typer.Typer(
     cls=ModelCommands,
-    help="Look after published models: versions, thresholds, MLflow, lineage, rows to forget.",
+    help="Manage published models: versions, thresholds, MLflow, lineage, rows to forget.",
     no_args_is_help=True,
 )
 """The commands of `howdah model`."""
@@ -80,7 +80,7 @@ def reviewer(anyway: bool):
                 "the report says Not good, and gate.* sets no bounds",
                 where=run.directory,
                 got=judgement.verdict.sentence,
-                remedy="see its report.html; `howdah publish --anyway` publishes it all the same",
+                remedy="see its report.html; `howdah publish --anyway` publishes it anyway",
             )
 
     return review
@@ -108,10 +108,10 @@ def publish(
     ] = False,
     challenger: Annotated[
         bool,
-        typer.Option("--challenger", help="Publish it to be tried; what is current stays current."),
+        typer.Option("--challenger", help="Publish as challenger; the current version stays."),
     ] = False,
     note: Annotated[
-        str | None, typer.Option(help="Kept in the history, e.g. who approved it.")
+        str | None, typer.Option(help="Note for the history, e.g. who approved it.")
     ] = None,
     anyway: Annotated[
         bool,
@@ -149,7 +149,7 @@ def publish(
     state = "published" if made["changed"] else "unchanged"
     lines = [f"{state}: {storage.absolute(made['path'])}"]
     if made["challenger"] == made["version"]:
-        lines += ["it is tried beside the current one; `howdah publish` makes it current"]
+        lines += ["it is the challenger; `howdah publish` makes it the current version"]
     elif made["current"] != made["version"]:
         lines += [f"current is v={made['current']}; `howdah publish --version` changes that"]
     if follows:
@@ -162,10 +162,10 @@ def publish(
 def score(
     model: Annotated[
         str,
-        typer.Option(help=f"{MODEL_HELP}; held at the version that is current now."),
+        typer.Option(help=f"{MODEL_HELP}; the version that is current now scores all partitions."),
     ],
     source: Annotated[str, typer.Option(help="Hive table with partitions, database.table.")],
-    output: Annotated[str, typer.Option(help="Hive table; made, as Parquet, if it is missing.")],
+    output: Annotated[str, typer.Option(help="Hive table; created as Parquet if it is missing.")],
     partition: Annotated[
         list[str] | None,
         typer.Option(
@@ -182,13 +182,13 @@ def score(
     id_column: IdColumn = None,
     framework: RunWith = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Score partitions that are done, too.")
+        bool, typer.Option("--force", help="Score again what has been scored before.")
     ] = False,
     config: ConfigPath = None,
     set: Overrides = None,
     json: AsJson = False,
 ) -> None:
-    """Score partitions of a Hive table into another one, each once; what is done is skipped."""
+    """Score partitions of a Hive table into another one; skip those that are scored already."""
     allowed(
         ("--model", "model", model), ("--source", "table", source), ("--output", "table", output),
     )  # fmt: skip
@@ -256,9 +256,9 @@ def register(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Put a published model or an export into MLflow's model registry, as a pyfunc from code.
+    """Register a published model or an export in MLflow's model registry, as a pyfunc from code.
 
-    With publish.mlflow.mode, without options: complete registry and aliases by what is published.
+    With publish.mlflow.mode and no options: add missing versions and set the aliases, as published.
     """
     allowed(("--model", "model", model))
     checked = load(config, set)
@@ -269,7 +269,7 @@ def register(
         return
     if mlflow is None:
         raise UsageError(
-            "there is no registry to register the model in",
+            "no MLflow registry is configured",
             expected="tracking.mlflow.uri",
             remedy="for example --set tracking.mlflow.uri=http://127.0.0.1:5000",
         )

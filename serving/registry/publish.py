@@ -82,7 +82,7 @@ def publish(
     if challenger:
         changed = _write_challenger(model, version, note, verdict.as_dict())
         if changed:
-            progress(f"published to be tried: {model.path_of(version)}")
+            progress(f"published as the challenger: {model.path_of(version)}")
         return _result(model, version, None, changed=changed) | {"gate": verdict.as_dict()}
     while True:
         newest, now = model.newest()
