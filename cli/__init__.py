@@ -129,7 +129,7 @@ def run(call: Callable[[], Any], *, as_json: bool = False) -> int:
     except KeyboardInterrupt:
         error: HowdahError = Interrupted("interrupted")
     except TerminationSignal:
-        error = Terminated("asked to end (SIGTERM)")
+        error = Terminated("terminated (SIGTERM)")
     except HowdahError as caught:
         error = caught
     except Exception as defect:

@@ -32,8 +32,8 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="section.key=value; may be given several times.")
 ]
 MODEL_HELP = (
-    "Published model (NAME or NAME@3 below publish.directory), or the path of one, of an export or"
-    " run directory, on any storage"
+    "Published model (NAME or NAME@3 below publish.directory), or the path of a published model,"
+    " export or run directory (any storage)"
 )
 """The same for each command: models/version.py."""
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
@@ -52,18 +52,18 @@ Ranks = Annotated[int, typer.Option("--np", min=1, help="Ranks on this machine."
 Folds = Annotated[
     int | None,
     typer.Option(
-        min=2, help="Cross-validate: do it once for each of this number of folds of the source."
+        min=2, help="Cross-validate: run once for each of this number of folds of the source."
     ),
 ]
 TextColumns = Annotated[
     list[str] | None,
     typer.Option(
         "--text-column",
-        help="Column of the text, or of the image; repeatable; default: as it was trained.",
+        help="Column of the text or image; repeatable; default: as in the model's training.",
     ),
 ]
 IdColumn = Annotated[
-    str | None, typer.Option("--id-column", help="Column of the rows' keys; default: as trained.")
+    str | None, typer.Option("--id-column", help="Column of the row ids; default: as in training.")
 ]
 
 
@@ -176,8 +176,8 @@ def chosen(path: str | None, overrides: list[str] | None) -> str | None:
     raise UsageError(
         f"no --config, and this directory has no {_USUAL}",
         where=os.getcwd(),
-        remedy=f"give --config FILE, or let `howdah config init {_USUAL} --source ROWS` write one"
-        " from a look at your CSV, JSON lines or Parquet",
+        remedy=f"give --config FILE, or run `howdah config init {_USUAL} --source ROWS`: it writes"
+        " one to fit your CSV, JSON lines or Parquet file",
     )
 
 

@@ -47,7 +47,7 @@ def report(
     if len(runs) == 1:
         if output is not None:
             raise UsageError(
-                "the report of one run lies in its directory",
+                "the report of one run is always written to its directory",
                 where="--output",
                 remedy="leave it out, or give several runs",
             )
@@ -60,7 +60,7 @@ def report(
 
     comparison = compare(runs, output or "comparison.html")
     if not comparison["same_dataset"]:
-        say("warning: these runs were measured on different datasets, or it is not known on which")
+        say("warning: these runs were measured on different datasets, or on unknown ones")
     answer(comparison, json, [f"comparison: {comparison['path']}"])
 
 
@@ -68,10 +68,10 @@ def report(
 def runs(
     directory: Annotated[
         str | None,
-        typer.Argument(help="Any storage; default: that above run.directory, else runs."),
+        typer.Argument(help="Any storage; default: the parent of run.directory, else runs."),
     ] = None,
     sort: Annotated[
-        str, typer.Option(help="Column: the largest, best or newest first.")
+        str, typer.Option(help="Column to sort by; largest, best or newest first.")
     ] = "started",
     config: ConfigPath = None,
     set: Overrides = None,
@@ -105,35 +105,36 @@ def threshold(
     model: Annotated[str, typer.Option(help="Run directory, or its export (any storage).")],
     metric: Annotated[
         str | None,
-        typer.Option(help="Choose thresholds of labels by it: f1, f0.5, f2, accuracy or mcc."),
+        typer.Option(help="Metric to choose label thresholds by: f1, f0.5, f2, accuracy or mcc."),
     ] = None,
     label: Annotated[
         list[str] | None,
         typer.Option(
             "--class",
-            help="Label that gets a threshold; repeatable for a model of several (default: all).",
+            help="Label that gets a threshold; of a multi-label model repeatable (default: all).",
         ),
     ] = None,
     reject_below: Annotated[
         float | None, typer.Option(help="Rows whose label's score is lower get no label.")
     ] = None,
     coverage: Annotated[
-        float | None, typer.Option(help="Choose that bound so that this share keeps its label.")
+        float | None, typer.Option(help="Set --reject-below so that this share keeps its label.")
     ] = None,
     accuracy: Annotated[
-        float | None, typer.Option(help="Choose that bound so that those kept reach this.")
+        float | None,
+        typer.Option(help="Set --reject-below so that the rows kept reach this accuracy."),
     ] = None,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Fit a temperature: scores that can be believed.")
+        bool, typer.Option("--calibrate", help="Fit a temperature, so that scores match accuracy.")
     ] = False,
     reset: Annotated[
-        bool, typer.Option("--reset", help="Take the decision out of the export.")
+        bool, typer.Option("--reset", help="Remove the decision from the export.")
     ] = False,
     config: ConfigPath = None,
     set: Overrides = None,
     json: AsJson = False,
 ) -> None:
-    """Fit on validation from which score on a label is given; write it into the run's export."""
+    """Fit thresholds, a rejection bound or a temperature on validation; put them in the export."""
     allowed(("--model", "model", model))
     checked = load(config, set)
     from howdah.serving.decision.threshold import DecisionOptions, decide, lines

@@ -44,7 +44,7 @@ def drift(
     ] = None,
     labels: Annotated[
         str | None,
-        typer.Option(help="True labels by id, for the real accuracy: db.table, or of --source"),
+        typer.Option(help="True labels by id, to measure accuracy: db.table; for --source a file"),
     ] = None,
     id_column: IdColumn = None,
     text_column: TextColumns = None,
@@ -52,8 +52,8 @@ def drift(
         bool,
         typer.Option(
             "--make-reference",
-            help="Make the model's profile: of rows of data.dataset, or with --table --partition"
-            " [--last] of rows that it has scored.",
+            help="Build the model's profile from rows of data.dataset or, with --table --partition"
+            " [--last], from rows that it has scored.",
         ),
     ] = False,
     output: Annotated[
@@ -64,7 +64,7 @@ def drift(
     set: Overrides = None,
     json: AsJson = False,
 ) -> None:
-    """Judge a scored partition, or a file: exit code 1 where a column has moved."""
+    """Check a scored partition or a file for drift; exit code 1 if a column has moved."""
     allowed(
         ("--model", "model", model), ("--table", "table", table), ("--source", "rows", source),
         ("--labels", "rows", labels), ("--output", "path", output),
@@ -124,7 +124,7 @@ def _check(
     chosen = [table is not None, source is not None, make_reference]
     if sum(chosen) != 1 and chosen != [True, False, True]:
         raise UsageError(
-            "howdah drift judges one thing",
+            "howdah drift needs exactly one thing to check",
             expected="--table with --partition, or --source, or --make-reference",
             got=", ".join(
                 name
@@ -137,9 +137,9 @@ def _check(
             remedy="`--source FILE` judges a file of texts, or of predictions by `howdah predict`",
         )
     problems = {
-        "--partition goes with --table": (partition is None) != (table is None),
-        "--last goes with --table": last is not None and table is None,
-        "--labels goes with --table or --source": labels is not None and make_reference,
+        "--partition and --table require each other": (partition is None) != (table is None),
+        "--last requires --table": last is not None and table is None,
+        "--labels requires --table or --source": labels is not None and make_reference,
     }
     wrong = [text for text, is_wrong in problems.items() if is_wrong]
     if wrong:

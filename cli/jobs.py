@@ -46,7 +46,7 @@ Job = Annotated[
     str | None,
     typer.Argument(
         metavar="[JOB]",
-        help="Its id, run directory or served model; default: the run directory of --config.",
+        help="Job id, run directory or served model; default: the run directory of --config.",
     ),
 ]
 
@@ -104,7 +104,7 @@ def find(job: str | None, config: Config | None) -> Any:
     if job is None:
         if config is None:
             raise UsageError(
-                "which job?", expected="an application's id, a run directory, or --config",
+                "no job is named", expected="an application's id, a run directory, or --config",
                 remedy="howdah ps --all lists jobs",
             )  # fmt: skip
         return _of_configuration(config)
@@ -128,7 +128,7 @@ def find(job: str | None, config: Config | None) -> Any:
         if submitted is not None and submitted.application:
             return cluster_of(submitted.on, settings).application(submitted)
     raise NotFound(
-        "no job has this id, and none was submitted to such a directory", where=job,
+        "no job has this id or run directory", where=job,
         expected="an id (application_..., local-..., spark-..., ray-...), or run.directory",
         remedy="howdah ps --all lists jobs",
     )  # fmt: skip
@@ -170,18 +170,18 @@ def submit(
         str | None, typer.Option("--on", help="yarn, local, spark or ray; default: job.on.")
     ] = None,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Follow it to its end; Ctrl-C ends it.")
+        bool, typer.Option("--wait", help="Follow the job until it ends; Ctrl-C ends it.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check, and print what would be asked for.")
+        bool, typer.Option("--dry-run", help="Check and print the request; submit nothing.")
     ] = False,
     etl: Annotated[
         bool,
-        typer.Option("--etl", help="With --on spark: first make the dataset, in the same Spark."),
+        typer.Option("--etl", help="With --on spark: make the dataset first, in the same job."),
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Submit a training job to YARN, this machine, Spark or Ray: its id, and how to follow it."""
+    """Submit a training job to YARN, this machine, Spark or Ray; print its id and how to follow."""
     overrides = [*(set or []), *([] if on is None else [f"job.on={on}"])]
     checked = pinned(
         load(chosen(config, set), overrides), lambda c: c.yarn if c.job.on == "yarn" else None
@@ -281,9 +281,9 @@ def logs(
     job: Job = None,
     config: ConfigPath = None,
     set: Overrides = None,
-    rank: Annotated[int | None, typer.Option(min=0, help="Only this rank's.")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Rank whose log to show.")] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the job ends (rank 0, or --rank).")
+        bool, typer.Option("--follow", "-f", help="Follow until the job ends (rank 0, or --rank).")
     ] = False,
     json: AsJson = False,
 ) -> None:
@@ -311,7 +311,9 @@ def kill(
     config: ConfigPath = None,
     set: Overrides = None,
     save: Annotated[bool, typer.Option("--save", help="Save a checkpoint first.")] = False,
-    save_seconds: Annotated[float, typer.Option(min=1, help="How long saving may take.")] = 120.0,
+    save_seconds: Annotated[
+        float, typer.Option(min=1, help="Seconds to wait for it to save.")
+    ] = 120.0,
     json: AsJson = False,
 ) -> None:
     """End a job or a server, and wait until it has ended."""
@@ -319,7 +321,7 @@ def kill(
     trained = _of_train(job, checked)
     if trained is not None and trained["state"] == "RUNNING":
         raise UsageError(
-            "a `howdah train` has this run directory, and not a job",
+            "this run directory belongs to a `howdah train`, not to a job",
             where=trained["run_directory"],
             got=f"attempt {trained['attempt']} on {trained['host']}",
             remedy="end that command: Ctrl-C in its terminal, or SIGTERM to it",
@@ -332,19 +334,19 @@ def kill(
 @app.command()
 def scale(
     arguments: Annotated[
-        list[str], typer.Argument(metavar="[JOB] WORKERS", help="How many workers.")
+        list[str], typer.Argument(metavar="[JOB] WORKERS", help="New number of workers.")
     ],
     config: ConfigPath = None,
     set: Overrides = None,
     json: AsJson = False,
 ) -> None:
-    """Ask an elastic job for another number of workers."""
+    """Change the number of workers of an elastic job."""
     job, workers = _scale_arguments(arguments)
     application = _find(job, config, set)
     application.scale(workers)
     answer(
         {"application": application.id, "workers": workers}, json,
-        [f"{application.id} was asked for {workers} workers"],
+        [f"{application.id}: {workers} workers requested"],
     )  # fmt: skip
 
 
@@ -357,7 +359,9 @@ def _scale_arguments(arguments: list[str]) -> tuple[str | None, int]:
     *job, workers = arguments
     if len(job) > 1 or not workers.isdecimal() or int(workers) < 1:
         raise UsageError(
-            "how many workers?", expected="howdah scale [JOB] WORKERS", got=" ".join(arguments)
+            "howdah scale takes a job and a positive number of workers",
+            expected="howdah scale [JOB] WORKERS",
+            got=" ".join(arguments),
         )
     return (job[0] if job else None), int(workers)
 
@@ -366,11 +370,11 @@ def _scale_arguments(arguments: list[str]) -> tuple[str | None, int]:
 def ps(
     all_users: Annotated[bool, typer.Option("--all-users", help="All users' jobs.")] = False,
     all_states: Annotated[
-        bool, typer.Option("--all", "-a", help="Those that are over as well.")
+        bool, typer.Option("--all", "-a", help="Also list jobs that have ended.")
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """List Howdah's jobs: those submitted from this machine, and where YARN is configured its."""
+    """List Howdah's jobs: those submitted from here and, where YARN is configured, those on it."""
     from howdah.config import loader
     from howdah.jobs.status.text import ps_lines
 

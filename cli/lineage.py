@@ -16,11 +16,11 @@ app = typer.Typer()
 @app.command()
 def lineage(
     row: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="A row, by its id: where is it?")
+        str | None, typer.Argument(metavar="[ID]", help="Id of the row to look up.")
     ] = None,
     dataset: Annotated[
         list[str] | None,
-        typer.Option(help="Dataset (data.dataset), or one version; with ID repeatable."),
+        typer.Option(help="Dataset (data.dataset) or one of its versions; repeatable with ID."),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Published model (NAME or NAME@3), or the path of one.")
@@ -35,16 +35,16 @@ def lineage(
     set: Overrides = None,
     json: AsJson = False,
 ) -> None:
-    """Show which datasets, runs, models and scored tables came of a row, a dataset or a model.
+    """Show which datasets, runs, models and scored tables come from a row, a dataset or a model.
 
-    --config gives what is left out: its data.dataset, publish.directory, and runs beside its own.
+    Options default to --config: data.dataset, publish.directory, the parent of run.directory.
     """
     subjects = [("ID", row), ("--dataset", None if row else dataset), ("--model", model)]
     named = [name for name, value in subjects if value is not None]
     if len(named) > 1 or not (named or config):
         raise UsageError(
-            "name one thing to look up",
-            expected="ID, --dataset or --model, one of them",
+            "give exactly one of ID, --dataset and --model",
+            expected="ID, --dataset or --model",
             got=", ".join(named) or "none of them",
         )
     for option, paths in (("--dataset", dataset), ("--runs", runs), ("--models", models)):
@@ -78,7 +78,7 @@ def lineage(
     else:
         result = lines.of_dataset(datasets[0], places)
     not_asked = [f"--{key}" for key, paths in (("runs", runs), ("models", models)) if not paths]
-    more = [f"left out, since not given: {' and '.join(not_asked)}"] if not_asked else []
+    more = [f"not searched, because not given: {' and '.join(not_asked)}"] if not_asked else []
     answer(result, json, [*lines.text(result), *more])
 
 
@@ -123,11 +123,11 @@ def forget(
     id_column: Annotated[
         list[str] | None,
         typer.Option(
-            help="Column of ids in Parquet, besides id and the datasets' own; repeatable."
+            help="Id column of Parquet files, besides `id` and the datasets' own; repeatable."
         ),
     ] = None,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Do it; without it nothing is changed.")
+        bool, typer.Option("--apply", help="Make the changes; default: only list them.")
     ] = False,
     json: AsJson = False,
 ) -> int:
@@ -154,7 +154,7 @@ def forget(
         survey.listed = left.listed  # a version's directory may have gone with files in it
         did = "removed; none is left in the files that Howdah reads"
     if survey.listed:
-        did += f"; {len(survey.listed):,} listed files were not read: look at them"
+        did += f"; {len(survey.listed):,} listed files were not read: check them by hand"
     answer(
         {"ids": len(row_ids), "applied": apply, **survey.as_dict(), "changed": changed},
         json,

@@ -202,7 +202,7 @@ def _ask_to_stop(job: Application, config: Config, number: int) -> float:
     except StorageError as error:
         say(f"{name}: the job is ended without a checkpoint: {error.what}")
         return 0.0
-    say(f"{name}: saving a checkpoint, at most {seconds:g} s (once more: kill)")
+    say(f"{name}: saving a checkpoint, at most {seconds:g} s (send it again to kill at once)")
     return time.monotonic() + seconds + _END_SECONDS
 
 

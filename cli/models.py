@@ -28,7 +28,7 @@ from howdah.errors import CheckFailed, UsageError
 app = typer.Typer()
 group = typer.Typer(
     cls=ModelCommands,
-    help="Look after published models: versions, thresholds, MLflow, lineage, rows to forget.",
+    help="Manage published models: versions, thresholds, MLflow, lineage, rows to forget.",
     no_args_is_help=True,
 )
 """The commands of `howdah model`."""
@@ -80,7 +80,7 @@ def reviewer(anyway: bool):
                 "the report says Not good, and gate.* sets no bounds",
                 where=run.directory,
                 got=judgement.verdict.sentence,
-                remedy="see its report.html; `howdah publish --anyway` publishes it all the same",
+                remedy="see its report.html; `howdah publish --anyway` publishes it anyway",
             )
 
     return review
@@ -106,44 +106,6 @@ def publish(
     rollback: Annotated[
         bool, typer.Option("--rollback", help="Go back to the version before the current one.")
     ] = False,
-    note: Annotated[
-        str | None, typer.Option(help="Kept in the history, e.g. who approved it.")
-    ] = None,
-    anyway: Annotated[
-        bool,
-        typer.Option(
-            "--anyway",
-            help="Publish even if the report says Not good and gate.* sets no bounds; with"
-            " --version or --rollback, even if rows of that version were forgotten since.",
-        ),
-    ] = False,
-    json: AsJson = False,
-) -> None:
-    """Publish the configuration's run as <publish.directory>/<name>/v=N, if it passes the gate."""
-    if version is not None and rollback:
-        raise UsageError("give one of --version and --rollback")
-    from howdah.serving.registry import publish as publishing
-
-    checked = load(chosen(config, set), set)
-    if follows := checked.publish.mlflow.mode is not None:
-        from howdah.serving.deployment import following, mlflow_registry
-
-        mlflow_registry.require_mlflow()
-    if version is not None:
-        made = publishing.republish(
-            checked, version, note=note, despite_forgotten=anyway, progress=say
-        )
-    elif rollback:
-        made = publishing.roll_back(checked, note=note, despite_forgotten=anyway, progress=say)
-    else:
-        made = publishing.publish(
-            checked, evaluator(checked), note=note, review=reviewer(anyway), progress=say
-        )
-    if follows:
-        made["mlflow"] = following.after_publish(checked, say)
-    state = "published" if made["changed"] else "unchanged"
-    lines = [f"{state}: {storage.absolute(made['path'])}"]
-    if made["current"] != made["version"]:
         lines += [f"current is v={made['current']}; `howdah publish --version` changes that"]
     if follows:
         lines += [f"MLflow: {made['mlflow']['state']}"]
@@ -155,10 +117,10 @@ def publish(
 def score(
     model: Annotated[
         str,
-        typer.Option(help=f"{MODEL_HELP}; held at the version that is current now."),
+        typer.Option(help=f"{MODEL_HELP}; the version that is current now scores all partitions."),
     ],
     source: Annotated[str, typer.Option(help="Hive table with partitions, database.table.")],
-    output: Annotated[str, typer.Option(help="Hive table; made, as Parquet, if it is missing.")],
+    output: Annotated[str, typer.Option(help="Hive table; created as Parquet if it is missing.")],
     partition: Annotated[
         list[str] | None,
         typer.Option(
@@ -175,13 +137,13 @@ def score(
     id_column: IdColumn = None,
     framework: RunWith = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Score partitions that are done, too.")
+        bool, typer.Option("--force", help="Score again what has been scored before.")
     ] = False,
     config: ConfigPath = None,
     set: Overrides = None,
     json: AsJson = False,
 ) -> None:
-    """Score partitions of a Hive table into another one, each once; what is done is skipped."""
+    """Score partitions of a Hive table into another one; skip those that are scored already."""
     allowed(
         ("--model", "model", model), ("--source", "table", source), ("--output", "table", output),
     )  # fmt: skip
@@ -249,9 +211,9 @@ def register(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Put a published model or an export into MLflow's model registry, as a pyfunc from code.
+    """Register a published model or an export in MLflow's model registry, as a pyfunc from code.
 
-    With publish.mlflow.mode, without options: complete registry and alias by what is published.
+    if made["current"] != made["version"]:
     """
     allowed(("--model", "model", model))
     checked = load(config, set)
@@ -262,7 +224,7 @@ def register(
         return
     if mlflow is None:
         raise UsageError(
-            "there is no registry to register the model in",
+            "no MLflow registry is configured",
             expected="tracking.mlflow.uri",
             remedy="for example --set tracking.mlflow.uri=http://127.0.0.1:5000",
         )

@@ -41,14 +41,19 @@ def serve(
     ] = None,
     share: Annotated[
         float | None,
-        typer.Option(help=f"{_OF_RAY}of requests, for --and. One `key` always goes to one model."),
+        typer.Option(
+            help=f"{_OF_RAY}fraction of requests for the model of --and. Requests with the same"
+            " `key` always go to the same model."
+        ),
     ] = None,
     replicas: Annotated[
-        str | None, typer.Option(help=f"{_OF_RAY}of each model: a number, or LEAST:MOST (1).")
+        str | None, typer.Option(help=f"{_OF_RAY}replicas of each model: N, or MIN:MAX (1).")
     ] = None,
     queue: Annotated[
         int | None,
-        typer.Option(min=1, help=f"{_OF_RAY}requests that wait for a model; more: 429 (64)."),
+        typer.Option(
+            min=1, help=f"{_OF_RAY}requests that may wait for a model; more get 429 (64)."
+        ),
     ] = None,
     config: ConfigPath = None,
     set: Overrides = None,
@@ -56,8 +61,8 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: /v1/classify, /predict, /v2 (Open Inference), /metrics, a page at /.
 
-    A later version of a published model is taken up while it serves. SIGTERM and Ctrl-C end it
-    after what was asked is answered. --json prints one object once requests are answered.
+    The server switches to a newly published version while it runs. SIGTERM and Ctrl-C end it after
+    pending requests are answered. --json prints one object once the server is ready.
     """
     of_ray = {"and": other, "share": share, "replicas": replicas, "queue": queue}
     address = {"host": host, "port": port}

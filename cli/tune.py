@@ -43,14 +43,14 @@ def tune(
         bool, typer.Option("--join", help="Add a worker to a study that was begun elsewhere.")
     ] = False,
     status: Annotated[
-        bool, typer.Option("--status", help="Show the study as it is now, and end.")
+        bool, typer.Option("--status", help="Show the state of the study and exit.")
     ] = False,
     np: Annotated[
         int | None, typer.Option("--np", min=1, help="Ranks of each trial here; default: 1.")
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Find hyperparameters: train trials of tune.space, stop those behind, name the best."""
+    """Search for hyperparameters: train trials of tune.space, stop weak ones, name the best."""
     if join and status:
         raise UsageError("give --join or --status, not both")
     checked = pinned(load(chosen(config, set), set), _section)
@@ -86,7 +86,7 @@ def _lines(study: dict[str, Any], trials: list[dict[str, Any]]) -> list[str]:
             lines.append(f"trial {trial['number']}: {trial['state']}{text} ({shown})")
     best = study["best"]
     if best is None:
-        return [*lines, "best: none has finished yet"]
+        return [*lines, "best: no trial has finished yet"]
     lines.append(f"best: trial {best['trial']}, {study['metric']} {best['value']:.4f}")
     for key, value in best["params"].items():
         share = study["importance"].get(key)

@@ -46,7 +46,7 @@ def doctor(
     json: AsJson = False,
     launcher: Annotated[
         str | None,
-        typer.Option(help=f"Ask for what this one needs: {launchers.either()}; default: for all."),
+        typer.Option(help=f"Check what this launcher needs: {launchers.either()}; default: all."),
     ] = None,
     config: ConfigPath = None,
     set: Overrides = None,
@@ -86,7 +86,7 @@ def etl(
     check: Annotated[
         bool,
         typer.Option(
-            "--check", help="Look at the first rows, print what they tell, and start nothing."
+            "--check", help="Read the first rows and print the findings, without starting Spark."
         ),
     ] = False,
     compact: Annotated[
@@ -131,7 +131,7 @@ def etl(
     )
 
 
-_NO_LOOK = "the source is not files of rows: Spark alone can read it, and nothing was checked"
+_NO_LOOK = "only Spark can read this source, so nothing was checked"
 
 
 def _compact(config, json: bool) -> None:
@@ -151,21 +151,21 @@ def _compact(config, json: bool) -> None:
 @app.command(hidden=True)
 def partition(
     partition: Annotated[
-        list[str], typer.Option(help="column=value, or a=b/c=d; repeatable: all are asked for.")
+        list[str], typer.Option(help="column=value, or a=b/c=d; repeatable: all must exist.")
     ],
     source: Annotated[
         str | None,
-        typer.Option(help="Table, or files with {column} for its value; default: data.source."),
+        typer.Option(help="Table, or path with {column} for the value; default: data.source."),
     ] = None,
     ready: Annotated[
         str | None,
-        typer.Option(help="Ask for this file or directory instead, with {column} for its value."),
+        typer.Option(help="Check for this file or directory instead; {column}: the value."),
     ] = None,
     config: ConfigPath = None,
     set: Overrides = None,
     json: AsJson = False,
 ) -> None:
-    """Say whether partitions of a table, or a day's files, are there. Waits for nothing.
+    """Check whether partitions of a table, or a day's files, exist; does not wait for them.
 
     Exit code 0 in both cases: --json prints {"there", "missing"}.
     """
@@ -221,8 +221,8 @@ def package(
         json,
         [
             *(f"{item['path']}  {item['bytes'] / 2**20:,.1f} MiB" for item in listed),
-            f"runs on x86-64 with any glibc: below {environment.glibc} with the one in it; made in"
-            f" {seconds} s",
+            "runs on x86-64 with any glibc (nodes with one older than"
+            f" {environment.glibc} use the packed one); made in {seconds} s",
         ],
     )
 
@@ -235,10 +235,10 @@ def plan(
     np: Ranks = 1,
     workers: Annotated[
         str | None,
-        typer.Option(help="Predict these worlds: 8,64,512 (measures a few real steps here first)."),
+        typer.Option(help="World sizes to predict: 8,64,512 (measures a few steps here first)."),
     ] = None,
     network: Annotated[
-        str | None, typer.Option(help="Link between nodes, bits a second: 25G (default 10G).")
+        str | None, typer.Option(help="Bits per second between nodes, e.g. 25G (default 10G).")
     ] = None,
     json: AsJson = False,
 ) -> None:
@@ -266,7 +266,7 @@ def train(
     folds: Folds = None,
     json: AsJson = False,
 ) -> None:
-    """Train on this machine; two ranks or more are a job that the command waits for."""
+    """Train on this machine; with two or more ranks, start a job and wait for it."""
     if launcher is not None:
         launchers.refuse(launcher, np)
     path = chosen(config, set)
@@ -324,8 +324,8 @@ def evaluate(
         bool,
         typer.Option(
             "--baseline",
-            help="Measure TF-IDF and logistic regression instead, what a model must beat: once for"
-            " a dataset version, which then shows in every run on it.",
+            help="Measure the TF-IDF and logistic regression baseline instead: once per dataset"
+            " version; it then appears in the report of every run on that version.",
         ),
     ] = False,
     folds: Folds = None,
@@ -339,7 +339,7 @@ def evaluate(
         return
     if folds is not None:
         raise UsageError(
-            "--folds goes with --baseline", remedy="`howdah train --folds N` evaluates the model"
+            "--folds requires --baseline", remedy="`howdah train --folds N` evaluates the model"
         )
     allowed(("--model", "model", model))
     checked = load(chosen(config, set), set)
@@ -361,7 +361,7 @@ def export(
     output: Annotated[str | None, typer.Option(help="Directory; default: <run>/export.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Write a Hugging Face directory, ONNX, SavedModel from a checkpoint of the run."""
+    """Export a checkpoint of the run: a Hugging Face directory, ONNX, SavedModel."""
     from howdah.config.model import is_step
 
     # A step of the run is where the configuration says, which the policies judge by themselves.
@@ -397,15 +397,15 @@ def predict(
         str | None, typer.Option(help=".parquet, .jsonl or .csv file, or table:NAME (Hive).")
     ] = None,
     stdin: Annotated[
-        bool, typer.Option("--stdin", help="One text (or image file) a line, JSON lines out.")
+        bool, typer.Option("--stdin", help="Read a text (or image file) a line; write JSON lines.")
     ] = False,
     text_column: TextColumns = None,
     id_column: IdColumn = None,
     master: Annotated[
         str | None,
         typer.Option(
-            help="Run on this Spark master (yarn, local[*], ...); default: in this process,"
-            " a table on data.spark.master."
+            help="Run on this Spark master (yarn, local[*], ...); default: in this process; for a"
+            " table, data.spark.master."
         ),
     ] = None,
     overwrite: Annotated[
@@ -415,14 +415,14 @@ def predict(
     batch: Annotated[
         str | None,
         typer.Option(
-            help="With table:NAME: the rows' batch, such as their day, a partition below the"
-            " model's; default: the model's rows are replaced."
+            help="With table:NAME: name of this batch of rows, such as their day: a partition below"
+            " the model's; default: all rows of the model are replaced."
         ),
     ] = None,
     framework: RunWith = None,
     drift: Annotated[
         bool,
-        typer.Option("--drift", help="Also judge the rows by the model's profile: `howdah drift`."),
+        typer.Option("--drift", help="Also check the rows for drift, as `howdah drift` does."),
     ] = False,
     config: ConfigPath = None,
     set: Overrides = None,

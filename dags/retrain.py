@@ -28,7 +28,7 @@ SETTINGS = form.settings()
 
 with DAG(
     "howdah_retrain",
-    description="Append a labelled day, train on from the published model, and publish.",
+    description="Append a labelled day, continue training the published model, and publish.",
     doc_md=DOC,
     schedule=schedules.of_retrain(SETTINGS),
     catchup=False,

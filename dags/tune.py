@@ -25,7 +25,7 @@ The section `tune` is not in the form: it comes from the installation's defaults
 
 with DAG(
     "howdah_tune",
-    description="Find hyperparameters by a study of many trainings.",
+    description="Search for hyperparameters with many training runs.",
     doc_md=DOC,
     schedule=None,
     catchup=False,

@@ -212,7 +212,7 @@ class ModelFamily:
         wrong = [key for key, value in self.fixed.items() if config[key] != value]
         if wrong:
             raise ModelError(
-                f"no {self.title} that can be computed here has such a configuration",
+                f"Howdah cannot compute a {self.title} with this configuration",
                 where=where,
                 expected=", ".join(f"{key}={self.fixed[key]!r}" for key in wrong),
                 got=", ".join(f"{key}={config[key]!r}" for key in wrong),

@@ -128,7 +128,7 @@ def _count(head: bytes, size: int, where: str) -> int:
 
 def _bad(where: str, expected: str, got: str) -> DataError:
     return DataError(
-        "the index of a shard's ids is not whole",
+        "the index of a shard's ids is not valid",
         where=where,
         expected=expected,
         got=got,

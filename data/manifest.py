@@ -377,7 +377,7 @@ def load_dataset(path: str) -> Dataset:
     versions = _versions(children)
     if not versions:
         raise DataError(
-            "the directory holds no dataset: no manifest is in it",
+            "the directory holds no dataset: it has no manifest",
             where=path,
             expected=f"{MANIFEST}, or v=<hash>/{MANIFEST}",
             got=", ".join(child.name for child in children[:5]) or "an empty directory",
@@ -479,7 +479,7 @@ def _load_version(path: str) -> Dataset:
     version = value.get("schema_version") if isinstance(value, dict) else None
     if version not in _VERSIONS:
         raise DataError(
-            "the manifest is of another format",
+            "the manifest has an unsupported version",
             where=where,
             expected=f"schema_version {', '.join(map(str, _VERSIONS))}",
             got=str(version),
@@ -490,7 +490,7 @@ def _load_version(path: str) -> Dataset:
     except ValidationError as error:
         first = error.errors()[0]
         raise DataError(
-            "the manifest is not whole",
+            "the manifest is malformed",
             where=f"{where}: {'.'.join(str(part) for part in first['loc'])}",
             got=first["msg"],
             remedy=RESTORE,

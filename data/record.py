@@ -381,7 +381,7 @@ def read_frames(data: bytes | BinaryIO, name: str) -> Iterator[tuple[int, bytes]
         if len(header) < HEADER_BYTES:
             raise _bad(name, at, "truncated", f"{HEADER_BYTES} bytes of header", f"{len(header)}")
         if struct.unpack("<I", header[8:])[0] != masked_crc(header[:8]):
-            raise _bad(name, at, "altered", "a header whose CRC fits", "another CRC")
+            raise _bad(name, at, "altered", "a header with a matching CRC", "a different CRC")
         length = struct.unpack("<Q", header[:8])[0]
         rest = file.read(length + FOOTER_BYTES)
         size, got = HEADER_BYTES + length + FOOTER_BYTES, HEADER_BYTES + len(rest)
@@ -389,7 +389,7 @@ def read_frames(data: bytes | BinaryIO, name: str) -> Iterator[tuple[int, bytes]
             raise _bad(name, at, "truncated", f"{size} bytes of record", f"{got}")
         payload = rest[:length]
         if struct.unpack("<I", rest[length:])[0] != masked_crc(payload):
-            raise _bad(name, at, "altered", "a payload whose CRC fits", "another CRC")
+            raise _bad(name, at, "altered", "a payload with a matching CRC", "a different CRC")
         yield at, payload
         at += size
 

@@ -124,7 +124,7 @@ class ShardStats:
 
 def _bad(name: str, expected: str, got: str) -> DataError:
     return DataError(
-        "the shard's index is not whole",
+        "the shard's index is not valid",
         where=name,
         expected=expected,
         got=got,

@@ -95,9 +95,10 @@ def _of_rows(rows: int, quality: Mapping[str, Any], data: DataSection) -> Iterat
     if wrong > _MUCH_WRONG * read:
         yield (
             "encoding",
-            f"{wrong:,} of {read:,} rows were dropped: their texts were decoded with another"
-            " encoding than they were written with. Name it in data.csv.encoding, or convert the"
-            " source to UTF-8; these lines keep the rows as they are, with wrong letters.",
+            f"{wrong:,} of {read:,} rows were dropped: their texts were not written in the"
+            " encoding that they were decoded with. Name the right one in data.csv.encoding, or"
+            " convert the source to UTF-8; these lines keep the rows as they are, with wrong"
+            " letters.",
             ["data:", "  quality: {reject_wrong_encoding: false}"],
         )
 

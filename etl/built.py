@@ -74,7 +74,7 @@ def resumed(
         return None
     frames, about = before
     rows = about["quality"]["read"]
-    progress(f"goes on from the {rows:,} rows that an unfinished run has read and divided")
+    progress(f"continuing from the {rows:,} rows that an unfinished run has read and split")
     unusable = rejected(frames[_REJECTS], frames[FINAL])
     return of_rows(frames[FINAL], unusable, about, data, encoder, scratch)
 

@@ -106,9 +106,9 @@ def _shifts(
             continue
         key, why = f"max_shift.{name}", None
         if before is None:
-            why = "there is no version before"
+            why = "there is no earlier version"
         elif name == "length" and before.tokenizer.hash != manifest.tokenizer.hash:
-            why = f"version {before.dataset_hash} has another tokenizer, which counts otherwise"
+            why = f"version {before.dataset_hash} has another tokenizer, which counts differently"
         elif name == "length" and before.max_length != manifest.max_length:
             why = f"version {before.dataset_hash} has data.max_length {before.max_length}"
         if why is not None:

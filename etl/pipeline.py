@@ -278,7 +278,7 @@ def _copy_rejects(
     table, files = config.data.rejects_table, unchanged.manifest.quality.get("reject_files", [])
     hive_write.write_rejects(spark, table, unchanged.hash, unchanged.path, files)
     progress(
-        f"rejected rows are in {table}, dataset={unchanged.hash}: the version was made without it"
+        f"wrote the rejected rows of the existing version to {table}, dataset={unchanged.hash}"
     )
 
 
@@ -421,8 +421,8 @@ def _make(
             # What storage does not remove now, the next run sweeps; report the first error.
             with contextlib.suppress(StorageError), storage.waiting_at_most(_DISCARD_SECONDS):
                 if discard(path, lease.token, whole_stays=well):
-                    progress("the rows as they are divided into splits are kept: `howdah etl` of"
-                             " the same source and configuration goes on from them")  # fmt: skip
+                    progress("the rows, already split, are kept: `howdah etl` with the same source"
+                             " and configuration continues from them")  # fmt: skip
                 if failed and storage.exists(storage.join(path, MANIFEST)):
                     # Another run was faster with the same version; it may have swept our files.
                     progress.end(failed=True)

@@ -162,11 +162,11 @@ def page(value: dict[str, Any], links: Sequence[pages.Link] = ()) -> str:
 def _verdict(value: dict[str, Any], rows: dict[str, int]) -> tuple[str, str]:
     """Return (state, word) of the first box: can one train on this?"""
     if not rows.get(TRAIN):
-        return "bad", "No: there are no training rows"
+        return "bad", "Not usable: there are no training rows"
     kinds = {one["kind"] for one in value["look"]}
     if "small" in kinds:
         return "bad", "Too small to trust a figure"
-    return ("unknown", "Yes, but look at this first") if kinds else ("good", "Yes: train on it")
+    return ("unknown", "Check this before training") if kinds else ("good", "Ready for training")
 
 
 def _classes(value: dict[str, Any], rows: dict[str, int]) -> list[dict[str, Any]]:

@@ -209,7 +209,7 @@ class Interrupted(HowdahError):
 
 
 class Terminated(HowdahError):
-    """The process was asked to end (SIGTERM)."""
+    """The process was terminated (SIGTERM)."""
 
     exit_code = 143
 

@@ -75,7 +75,7 @@ def typed(path: str, doing: str, free: Callable[[str], int | None] | None = None
     except FileNotFoundError:
         raise not_found(path, doing) from None
     except FileExistsError:
-        raise AlreadyExists(f"cannot {doing}: it is there already", where=path) from None
+        raise AlreadyExists(f"cannot {doing}: it already exists", where=path) from None
     except (NotADirectoryError, IsADirectoryError) as error:
         if doing == LOOK_UP and isinstance(error, NotADirectoryError):
             raise not_found(path, doing) from None
@@ -182,7 +182,7 @@ def of_remote(error: Remote, path: str, doing: str) -> StorageError:
     if kind in _NOT_FOUND or (kind == "ParentNotDirectoryException" and doing == LOOK_UP):
         return not_found(path, doing)
     if kind in _EXISTS:
-        return AlreadyExists(f"cannot {doing}: it is there already", where=path)
+        return AlreadyExists(f"cannot {doing}: it already exists", where=path)
     if kind in _QUOTA:
         return _quota(kind, message, path, doing)
     if "not allowed to impersonate" in message:

@@ -163,7 +163,7 @@ class Application(ABC):
             raise ClusterError(
                 "the job is still making its dataset and has no workers yet",
                 where=self.id,
-                remedy="scale it once howdah status shows that it trains",
+                remedy="scale it once `howdah status` shows that training has begun",
             )
         fewest, most = driver.get("fewest_workers", 1), driver.get("most_workers", workers)
         if not fewest <= workers <= most:
@@ -193,7 +193,7 @@ class Application(ABC):
             try:
                 self.request({"type": "stop", "save": True})
             except StorageError as error:  # a full disk: it can still be ended
-                progress(f"the job cannot be asked to save: {error.what}")
+                progress(f"no checkpoint can be requested: {error.what}")
             else:
                 self._wait_for_save(before, save_seconds, progress)
         state = self.end()

@@ -126,7 +126,7 @@ def serve(
         number = server.run(ready)
     if number == signal.SIGINT:
         raise Interrupted("interrupted")
-    raise Terminated("asked to end (SIGTERM)")
+    raise Terminated("terminated (SIGTERM)")
 
 
 class _Server:

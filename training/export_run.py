@@ -163,7 +163,7 @@ def _first_that_fits(
         if not changed:
             raise
         places = ", ".join(f"{section}.{key} {value}" for key, value in changed.items())
-        progress(f"{error.what} ({error.where}): {places} of this command is used")
+        progress(f"{error.what} ({error.where}): using {places} of this command instead")
     config = config.model_copy(update={section: trained.model_copy(update=changed)})
     return config, opened(config)
 

@@ -106,7 +106,8 @@ def _with_reachable_best(meta: dict[str, Any], run: Run) -> dict[str, Any]:
     if best is None or run.checkpoints is None or run.checkpoints.has(best):
         return meta
     run.say(
-        f"the best checkpoint, step-{best}, is not in this run: the next evaluation is the best"
+        f"the best checkpoint, step-{best}, is not in this run: the next evaluation counts as"
+        " the best"
     )
     return meta | {"best_step": None, "best_score": None, "evaluations_without_better": 0}
 

@@ -60,12 +60,12 @@ def render(study: Study, config: str, links: Sequence[pages.Link] = ()) -> str:
 
 def _headline(study: Study) -> str:
     if not study.importance:
-        return "Too few finished trials to say what matters"
+        return "Too few finished trials to tell which key matters"
     key, share = next(iter(study.importance.items()))
     name = key.rpartition(".")[2]
     if len(study.importance) == 1:
         return f"The best {name} of {study.count('finished')}"
-    return f"{name} matters most" if share >= 0.4 else "No key alone decides"
+    return f"{name} matters most" if share >= 0.4 else "No single key dominates"
 
 
 def _commands(study: Study, best: Trial) -> list[tuple[str, str]]:

@@ -187,7 +187,7 @@ class Worker:
     # ------------------------------------------------------------------------------ following
     def _follow(self, trial: RunningTrial) -> None:
         if self._leases.superseded(trial.number) and trial.requested is None:
-            self._say(f"trial {trial.number}: taken over by another worker; it ends here")
+            self._say(f"trial {trial.number}: taken over by another worker; stopping it here")
             trial.give_up()
         outcome = trial.ended()
         if not self._leases.superseded(trial.number):
@@ -269,7 +269,7 @@ class Worker:
     def _stopped(self) -> HowdahError:
         kind = Interrupted if self._signals[0] == signal.SIGINT else Terminated
         return kind(
-            "the study was interrupted" if kind is Interrupted else "the study was asked to end",
+            "the study was interrupted" if kind is Interrupted else "the study was terminated",
             where=self._directory,
             remedy="run the same command again: trials resume from their last step",
         )

@@ -181,7 +181,7 @@ class YarnCluster(Cluster):
         except HowdahError as error:
             name = accepted or "an application, if YARN has accepted one,"
             progress(
-                f"{name} may run on: {_brief(error)};"
+                f"{name} may still be running: {_brief(error)};"
                 f" `howdah kill {accepted or 'APPLICATION'}` ends it, `howdah ps` shows all"
             )
             return False  # the record lets the next submission find the application

@@ -31,10 +31,10 @@ app = typer.Typer(
 def config_init(
     path: Annotated[str | None, typer.Argument(help="File to write; default: stdout.")] = None,
     source: Annotated[
-        str | None, typer.Option(help="File or directory of rows: its columns are written.")
+        str | None, typer.Option(help="Rows (file or directory) to take columns from.")
     ] = None,
 ) -> None:
-    """Write a configuration to start from; with --source from a look at your rows."""
+    """Write a starting configuration; with --source, one that fits your rows."""
     from howdah import storage
 
     allowed(("FILE", "path", path), ("--source", "rows", source))
@@ -54,7 +54,7 @@ def config_init(
     for note in notes:
         say(note)
     if path is not None:
-        first = "" if source is not None else "name your rows as data.source in it, then "
+        first = "" if source is not None else "set data.source in it to your rows, then "
         say(f"next: {first}{typed('etl', path)}")
 
 

@@ -57,7 +57,7 @@ def _source(config: Config) -> Check:
         return Check("source", "skip", "data.source is not set")
     look = peek.look(data)
     if look is None:
-        return Check("source", "skip", f"{data.source or data.query_file}: Spark alone can look")
+        return Check("source", "skip", f"{data.source or data.query_file}: only Spark can read it")
     rows = f"{look.samples[0].path}, {len(look.labels)} labels in {look.rows:,} rows"
     warnings = [*look.warnings, *look.advice]
     return Check("source", "warn" if warnings else "ok", rows, "; ".join(warnings) or None)

@@ -99,7 +99,7 @@ def _without_rows(path: str, sample: Sample) -> DataError:
     remedy = "write the configuration by hand: howdah config init run.yaml"
     if not sample.malformed:
         return DataError(
-            f"a look at {sample.form.upper()} files shows their columns alone"
+            f"only the columns of {sample.form.upper()} files can be read here"
             if sample.form in ("orc", "avro")
             else "the source has no rows to look at",
             where=path,
@@ -130,7 +130,7 @@ def _lines(
 ) -> Iterator[str]:
     name = _PLAIN.sub("-", storage.name(path).split(".")[0]).strip("-._") or "run"
     which = "all" if sample.whole else "the first"
-    yield f"# Howdah run configuration, from a look at {which} {len(sample.rows):,} rows of"
+    yield f"# Howdah run configuration, based on {which} {len(sample.rows):,} rows of"
     yield f"# {as_cell(sample.path)}."
     yield "# `howdah config explain KEY` explains a key, `howdah config explain` lists all of them."
     yield "run:"

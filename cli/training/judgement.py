@@ -100,6 +100,6 @@ def _all_the_same(publish: str, gate: GateSection) -> str:
     if others:
         baseline = ["gate.min_over_baseline"] if gate.min_over_baseline is not None else []
         keys = " and ".join([*others, *baseline])
-        return f"`{publish}` publishes it only if it keeps the bounds of {keys}"
+        return f"`{publish}` publishes it only if it meets the bounds of {keys}"
     unbound = "" if gate.min_over_baseline is None else " --set gate.min_over_baseline=null"
-    return f"`{publish}{unbound} --anyway` publishes it all the same"
+    return f"`{publish}{unbound} --anyway` publishes it anyway"

@@ -107,8 +107,8 @@ def _require(same: bool, path: str, where: str, expected: int, got: int) -> None
             where=f"{path}, up to {where}",
             expected=f"{expected:,} records, by the line ends outside of quotes",
             got=f"{got:,}",
-            remedy="if the file is being written, start again when it is whole; otherwise this is"
-            " a defect: please report the lines before that one",
+            remedy="if the file is being written, start again when it is complete; otherwise this"
+            " is a defect: please report the lines before that one",
         )
 
 

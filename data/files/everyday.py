@@ -89,15 +89,15 @@ def refuse_content(path: str) -> None:
         remedy = _of_sheet(path)
     elif kind in _NAMED_SO:
         form = _NAMED_SO[kind]
-        remedy = f"name it so, .{form}, or paste: {flow({'data': {'format': form}})}"
+        remedy = f"rename it to end in .{form}, or paste: {flow({'data': {'format': form}})}"
     elif "gzip" in kind:
-        remedy = f"name it so: {storage.name(path)}.gz"
+        remedy = f"rename it to {storage.name(path)}.gz"
     else:
         remedy = "convert it to CSV, JSON lines or Parquet"
     raise DataError(
         f"the file is {kind}, not text",
         where=path,
-        expected=f"rows of text, as its name ends in {ending(path)}",
+        expected=f"rows of text, because its name ends in {ending(path)}",
         got=f"it begins with {begin[:4]!r}",
         remedy=remedy,
     )

@@ -134,7 +134,7 @@ class _Window:
         if self.at_end():
             raise self.broken("another object")
         while True:
-            problem, place = "it breaks off", len(self._text)
+            problem, place = "it is cut off", len(self._text)
             try:
                 value, end = _scan(self._text, self._at)
                 if end < len(self._text) or not self._more():
@@ -161,8 +161,8 @@ class _Window:
             where=f"{self._path}, line {self.line}",
             expected=expected,
             got=problem or (repr(near) if near else "the end of the file"),
-            remedy="fix the file there, or write one object per line (.jsonl): then a line that is"
-            " broken is one rejected row",
+            remedy="fix the file there, or write one object per line (.jsonl): then a broken line"
+            " is only one rejected row",
         )
 
 

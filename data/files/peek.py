@@ -70,7 +70,7 @@ class Sample:
     def stripped(self) -> str | None:
         """The line about such names; None: there are none."""
         names = ", ".join(map(repr, self.blanks))
-        line = f"{self.path}: blanks around names of columns do not count: {names}"
+        line = f"{self.path}: blanks around column names are ignored: {names}"
         return line if names else None
 
     def texts(self, names: Sequence[str]) -> Iterator[list[str]]:

@@ -158,5 +158,5 @@ def _read(path: str) -> Mark:
             "marks of forgotten rows cannot be read",
             where=path,
             expected="ids, versions and created, as `howdah model forget` writes them",
-            remedy="restore the file: without it rows that were forgotten would come again",
+            remedy="restore the file: without it forgotten rows would come back",
         ) from None

@@ -385,7 +385,7 @@ def _lock(file: BinaryIO, name: str | None = None) -> None:
         return
     what = "waiting for the shard cache"
     if name is not None:
-        what = f"waiting for {os.path.basename(name)}, which another process or thread fetches"
+        what = f"waiting for {os.path.basename(name)}, which another process or thread is fetching"
     written = 0
     with activity.current().doing("cache", what):
         while not locked(file):

@@ -157,7 +157,7 @@ def _parquet(path: str, targets: Targets, columns: Collection[str], rewrite: boo
                 if writer is not None:
                     writer.write_table(table)
     except (pa.ArrowException, OSError, ArithmeticError, LookupError, ValueError) as error:
-        why = f"its rows cannot be read: not a whole Parquet file ({error})"
+        why = f"its rows cannot be read: not a complete Parquet file ({error})"
         return Judged(listed=Listed(why=why, look="restore it and run this again, or remove it"))
     return Judged(count=count, data=out.getvalue())
 

@@ -198,13 +198,13 @@ def apply(
         inside = any(path.startswith(f"{one}/") for paths in affected.values() for one in paths)
         if not inside and storage.exists(path):
             _take_out(path, result)
-            progress(f"taken out of {path}")
+            progress(f"removed rows from {path}")
             changed.append(path)
     for root in datasets:
         changed += _remove(root, affected[root], progress)
         if any(path.startswith(f"{root.rstrip('/')}/") for path in result.leftovers):
             for path in staging.sweep(root, whole_stays=False):
-                progress(f"removed what a dead run had left: {path}")
+                progress(f"removed leftovers of a dead run: {path}")
     return changed
 
 
@@ -271,7 +271,7 @@ def refuse_left(left: Survey) -> None:
     if remaining:
         few = list(remaining.items())[:5]
         raise DataError(
-            "rows that were to be forgotten are still there",
+            "some of the rows to forget are still there",
             where=", ".join(path for path, _ in few),
             got=f"{len(remaining):,} files: " + ", ".join(f"{n:,} in {path}" for path, n in few),
             remedy="remove these files, or run `howdah model forget` again when nothing writes to"
@@ -283,7 +283,7 @@ def refuse_left(left: Survey) -> None:
 def _versions(root: str) -> list[Dataset]:
     if storage.exists(storage.join(root, MANIFEST)):
         raise DataError(
-            "a version cannot forget by itself: later ones hold its rows too",
+            "rows cannot be removed from a single version: later ones hold them too",
             where=root,
             expected="the dataset's directory, with its versions v=<hash>",
             remedy=f"give {storage.parent(root)}",

@@ -165,7 +165,7 @@ def refuse_unclean(version: Dataset, targets: Targets) -> None:
     rows, files = in_records(version, targets), in_files(version, targets)
     if rows or files:
         raise DataError(
-            "the new version still has one of the rows: the old ones stay",
+            "the new version still has some of the rows, so the old versions were kept",
             where=version.path,
             got=f"{rows:,} rows in shards; " + ", ".join(f"{n:,} in {p}" for p, n in files.items()),
             remedy="remove this version's directory, and report it as a defect",

@@ -188,7 +188,7 @@ def find(data: DataSection, source: Source, *, etl_format: int, tokenizer: str) 
     if agreed != config:
         keys = sorted(k for k in {*agreed, *config} if agreed.get(k) != config.get(k))
         raise ConfigError(
-            "a part must be made as the parts before it",
+            "a part must have the settings of the earlier parts",
             where=", ".join(
                 f"data.{key}" if key in type(data).model_fields else key for key in keys
             ),

@@ -56,7 +56,7 @@ def display_name(source: Source, data: DataSection) -> str:
 def shown(place: dict[str, Any] | None) -> str:
     """A place in a message."""
     if place is None:
-        return "a source that the version of Howdah which made it did not write down"
+        return "a source that an older version of Howdah did not record"
     return " ".join(f"{key} {value}" for key, value in place.items() if key != "kind")
 
 

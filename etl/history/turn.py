@@ -43,7 +43,7 @@ def turn(dataset: str, began: Dataset | None) -> Iterator[None]:
 
 def _outrun(dataset: str, began: Dataset | None, expected: str, got: str) -> DataError:
     return DataError(
-        "another version was committed while this one was made, or is at this moment",
+        "another version was committed during this run, or is being committed now",
         where=dataset,
         expected=f"{expected} than {began.path}" if began is not None else expected,
         got=got,

@@ -128,7 +128,7 @@ def _under(home: str, config: Config, encoder: AnyEncoder, progress: Progress) -
                 "the ETL's driver ended without an answer",
                 where=f"data.spark.home {home}",
                 got=f"exit code {code}",
-                remedy="the lines above say more; `howdah doctor` knows which versions fit",
+                remedy="see the lines above; `howdah doctor` checks the versions",
             )
         return _result(answer, _read(directory, driver.STATE) or {})
 

@@ -126,9 +126,9 @@ def _by_rounds(
         progress(f"joining near duplicates, round {number}: {count:,} edges are left")
         if number > _MOST_ROUNDS:
             raise ClusterError(
-                "the clusters of near duplicates are not joined",
+                "the clusters of near duplicates could not all be joined",
                 got=f"{count:,} edges left",
-                remedy="report this as a defect; data.dedup.near: false does without",
+                remedy="report this as a defect; data.dedup.near: false avoids this step",
             )
         step = scratch.keep(_replacements(edges, number), f"{directory}/nodes-{number:03d}")
         edges = scratch.keep(_contracted(edges, step), f"{directory}/edges-{number:03d}")

@@ -24,7 +24,7 @@ from howdah.etl.rows.numbering import GROUP, Name, Names, with_ids
 from howdah.pages.figures import percent
 
 REASONS = {
-    "malformed": "the row could not be read: another number of fields, or no valid JSON",
+    "malformed": "the row could not be read: wrong number of fields, or invalid JSON",
     "no_id": "the column data.columns.id is empty",
     "duplicate_id": "an earlier row has the same id",
     "wrong_encoding": "the text is not in the encoding of data.csv.encoding",
@@ -207,8 +207,8 @@ def refuse_rejects(read: int, drops: Mapping[str, int], data: DataSection) -> No
             remedy = "name the files' character set in data.csv.encoding (JSON and Parquet must be"
             remedy += " UTF-8: convert the files), or raise the fraction"
         elif 2 * counted.get("bad_target", 0) > rejected:
-            remedy = "data.columns.label must be numbers with a decimal point, as 136.1: a decimal"
-            remedy += " comma (136,1) is replaced where the file is written; or raise the fraction"
+            remedy = "write the numbers in data.columns.label with a decimal point (136.1), not a"
+            remedy += " comma (136,1), or raise the fraction"
         raise DataError(
             "too many rows are rejected",
             where="data.quality.max_reject_fraction",

@@ -180,7 +180,7 @@ def _refuse_other_cuts(time: SplitTime, kind: DataType) -> None:
     for key, cut in time.cuts.items():
         if is_number(cut) != isinstance(kind, NumericType):
             raise ConfigError(
-                "a cut point is of another type than its column",
+                "a cut point must have the type of its column",
                 where=f"data.split.time.{key}",
                 expected="a number" if isinstance(kind, NumericType) else "a date or time",
                 got=f"{cut!r}; column {time.column} is {kind.simpleString()}",

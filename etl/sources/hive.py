@@ -92,7 +92,7 @@ def _query(spark: SparkSession, source: Source) -> DataFrame:
             _refuse_unreadable_relation(leaf)
     if not plan.deterministic():
         raise DataError(
-            "the query gives other rows each time that it runs",
+            "the query returns different rows each time it runs",
             where=source.name,
             expected="no rand(), uuid() or the like",
             remedy="sample by a hash of a key instead: WHERE pmod(hash(id), 10) = 0",

@@ -114,8 +114,8 @@ def resolve(data: DataSection) -> Source:
             "the source is empty",
             where=storage.absolute(data.source),
             got=f"{len(entries)} file(s) of 0 bytes" if entries else "no file",
-            remedy="check data.source; a directory is searched below as well, names that begin"
-            " with '_' or '.' apart",
+            remedy="check data.source; subdirectories are searched too, but files and directories"
+            " whose names begin with '_' or '.' are left out",
         )
     return Source(kind=kind, name=data.source, files=files, root=root, identity=identity_of(files))
 
@@ -134,7 +134,7 @@ def with_parts(
     for split, part in parts.items():
         if part.kind != source.kind:
             raise ConfigError(
-                "an official set is of another kind than the source",
+                "an official set must have the format of the source",
                 where=f"data.split.sources.{split}: {part.name}",
                 expected=source.kind,
                 got=part.kind,

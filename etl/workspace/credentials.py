@@ -97,13 +97,13 @@ class Keeper:
         until = datetime.fromtimestamp(end, UTC).isoformat(" ", "seconds").removesuffix("+00:00")
         if end < time.time() + _LEAST_SECONDS:
             raise NotAuthenticated(
-                "the delegation tokens come to the end of their life before the shards are written",
+                "the delegation tokens reach their maximum lifetime before the shards are written",
                 where="the Spark application's tokens for HDFS",
                 got=f"they end at {until} UTC",
-                remedy="give data.spark.keytab and data.spark.principal: Spark gets new tokens"
-                " then; or make the dataset of less at a time (data.partitions), or with more"
-                " executors: reading and cleaning the source must take less than the tokens'"
-                " greatest life (dfs.namenode.delegation.token.max-lifetime)",
+                remedy="set data.spark.keytab and data.spark.principal, so that Spark gets new"
+                " tokens; or read fewer partitions at a time (data.partitions) or use more"
+                " executors: reading and cleaning must take less than the tokens' maximum lifetime"
+                " (dfs.namenode.delegation.token.max-lifetime)",
             )
         progress(f"the tokens of the tasks that write end at {until} UTC")
         try:

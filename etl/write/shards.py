@@ -346,11 +346,12 @@ def _verify(
         written = sum(entry.rows for entry in shards.values())
         if sorted(shards) != list(range(size.shards)) or written != size.rows:
             raise DataError(
-                f"the {split} shards are not whole",
+                f"the {split} shards are incomplete",
                 where=directory,
                 expected=f"{size.shards} shards, {size.rows} rows",
                 got=f"{len(shards)} shards, {written} rows",
-                remedy="run `howdah etl` again; if it stays, the source changes while it is read",
+                remedy="run `howdah etl` again; if this repeats, the source is changing while it"
+                " is read",
             )
         for entry in shards.values():
             if sizes.get(entry.name) != entry.bytes or entry.index_name not in sizes:

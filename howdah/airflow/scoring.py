@@ -50,12 +50,12 @@ def params(policy: Policy | None = None) -> dict[str, Param]:
             " empty: predictions.parquet in the run directory.", **_OPTIONAL,
         ),
         "text_column": Param(
-            None, "Column of the text; empty: those that the model was trained on.", **_OPTIONAL,
+            None, "Column of the text; empty: as in the model's training.", **_OPTIONAL,
         ),
         "id_column": Param(None, "Column of the row's key; empty: as in training.", **_OPTIONAL),
         "batch": Param(
-            None, "With table:NAME as output: the rows' batch, such as their day, a partition below"
-            " the model's; empty: the model's rows are replaced.", **_OPTIONAL,
+            None, "With table:NAME as output: name of this batch of rows, such as their day: a"
+            " partition below the model's; empty: all rows of the model are replaced.", **_OPTIONAL,
         ),
         "master": Param(
             None, "Spark master (yarn, local[*], ...); empty: this machine, without Spark (for a"
@@ -137,7 +137,7 @@ def check(values: Mapping[str, Any], judge: Judge) -> None:
     if values.get("batch") and not str(values.get("output") or "").startswith("table:"):
         problems.append(
             HowdahError(
-                "a batch is a partition of a table", where="batch", expected="output: table:NAME"
+                "a batch needs a table as the output", where="batch", expected="output: table:NAME"
             )
         )
     trigger_form.refuse(problems, refused, judge)

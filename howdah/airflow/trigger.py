@@ -246,8 +246,8 @@ class ApplicationTrigger(BaseTrigger):
         except (HowdahError, OSError, *_NO_ANSWER) as error:
             if not self._status_unreadable:
                 self.log.warning(
-                    "rank 0's lines are logged at the end only: neither the job's page can be read"
-                    " here (%s), nor the run directory (%s)", report.status_error, error,
+                    "rank 0's lines are logged only at the end: neither the job's page (%s) nor the"
+                    " run directory (%s) can be read here", report.status_error, error,
                 )  # fmt: skip
             self._status_unreadable = True
             return report

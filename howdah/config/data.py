@@ -45,8 +45,8 @@ class Columns(Section):
     """Column (or columns) of a second text. The model reads both texts, joined as the tokenizer
     joins pairs."""
     label: Usual[str] = "label"
-    """Column, or feature of a TFRecord, with the label; with another data.task, with the labels or
-    the number."""
+    """Column, or feature of a TFRecord, with the label (with the labels or the number, if data.task
+    is multi_label or regression)."""
     label_separator: Rare[str] = Field(default=",", min_length=1)
     """Separator of the labels in a text column, with `task: multi_label`. An array of texts, or a
     JSON list as text, needs none."""
@@ -75,8 +75,8 @@ class CsvOptions(Section):
     names: list[str] | None = None
     """Column names of a file without header; needs `header: false`."""
     delimiter: str = ","
-    """Field separator, one character. `\\t` is a tab. In a file named .tsv a comma, the default,
-    also stands for a tab: name a file of commas .csv."""
+    """Field separator, one character. `\\t` is a tab. In a file named .tsv the
+    default, a comma, means a tab: rename a comma-separated file to .csv."""
     quote: Rare[str] = '"'
     """Quote character. If it is empty, quotes are part of the text."""
     escape: Rare[str | None] = None
@@ -136,7 +136,7 @@ class CleanOptions(Section):
     html_tags: bool = False
     """Whether markup tags are removed."""
     backslash_breaks: bool = False
-    """Whether backslashes are replaced by blanks. AG News has them for line breaks."""
+    """Whether backslashes are replaced by blanks. AG News uses them for line breaks."""
     control_characters: Rare[bool] = True
     """Whether control characters are removed, and line breaks and tabs replaced by blanks."""
     whitespace: Rare[bool] = True
@@ -158,9 +158,9 @@ class QualityOptions(Section):
     """Largest fraction of rejected rows; above it the ETL fails (exit code 3). Copies, and rows
     that the dataset already has, do not count."""
     max_leakage: Rare[float | None] = Field(default=None, ge=0.0, le=1.0)
-    """Largest fraction of the validation and test rows that may have a near copy among the
-    training rows, of up to 1,000 of each that are looked up; above it the ETL fails (exit code 3).
-    null: the fraction is reported only."""
+    """Largest fraction of validation and test rows that may have a near copy among the training
+    rows; a sample of up to 1,000 rows of each of the two is checked. Above it the ETL fails
+    (exit code 3). null: the fraction is only reported."""
 
 
 class AppendOptions(Section):
@@ -170,9 +170,9 @@ class AppendOptions(Section):
     compared with."""
     part: Rare[str | None] = Field(default=None, pattern=r"^[^\s/][^/]*$")
     """Name of the part; null: the name of the part that was read from this source, else the
-    partitions' values (ds=2026-01-31), else the source's last name, with a hash behind it where
-    another source has that name. A part whose source has changed is replaced: rows that stay keep
-    their split."""
+    partitions' values (ds=2026-01-31), else the last component of the source's name, with a
+    hash appended if another source has that name. A part whose source has changed is replaced: rows
+    that stay keep their split."""
     frozen: Rare[list[HeldOut]] = []
     """Splits that get no new rows after the first version, so that all later models are measured on
     the same ones. New rows like theirs are rejected (held_out_copy)."""
@@ -187,9 +187,9 @@ class ExpectOptions(Section):
     max_duplicates: float | None = Field(default=None, ge=0.0, le=1.0)
     """Largest share of the rows read that may be dropped as duplicates."""
     max_shift: Rare[float | None] = Field(default=None, gt=0.0, le=1.0)
-    """Largest total variation distance (0 to 1) from the newest version of data.dataset before: of
-    the labels' shares, of the texts' lengths in tokens (in bins of 8), and of the shares of rows
-    kept and dropped by reason. The first version has none before, and is not judged."""
+    """Largest total variation distance (0 to 1) from the previous version of data.dataset, checked
+    for the shares of labels, the lengths in tokens (in bins of 8) and the shares of rows kept or
+    dropped for each reason. The first version has no predecessor and is not checked."""
 
     @property
     def asks(self) -> bool:
@@ -268,7 +268,7 @@ class DataSection(Section):
     """Snapshot of an Iceberg table or version of a Delta table: its number, or a time (ISO 8601,
     UTC unless it names a zone). null: the newest when the ETL begins."""
     rejects_table: Rare[Table | None] = None
-    """Hive table for a copy of the rejected rows, a partition (`dataset`) for each version."""
+    """Hive table for a copy of the rejected rows, with a partition (`dataset`) per version."""
     format: Usual[Literal[
         "auto", "csv", "jsonl", "parquet", "orc", "avro", "hive", "jdbc", "iceberg", "delta",
         "tfrecord", "image",
@@ -299,11 +299,11 @@ class DataSection(Section):
     split: SplitOptions = SplitOptions()
     """Train/validation/test split."""
     append: AppendOptions = AppendOptions()
-    """A new version from the one before and new rows, such as a day's partition."""
+    """How new rows, such as a day's partition, are appended to the previous version."""
     expect: ExpectOptions = ExpectOptions()
     """What a new version must have to be committed."""
     balance: Literal["none", "downsample", "upsample"] = "none"
-    """How the training split's classes get the same number of rows. downsample: rows are dropped.
+    """How the classes of the training split get equally many rows. downsample: rows are dropped.
     upsample: rows are repeated. none: the classes stay as they are."""
     shard_bytes: Rare[Bytes] = 96 * 2**20
     """Target size of a shard, e.g. 96 MiB."""

@@ -41,7 +41,7 @@ class WorkerResources(Section):
         if isinstance(value, int) and value > 1:
             raise ValueError(
                 "a worker is one rank and trains on one GPU: the others would be allocated and not"
-                f" used; got {value}. Ask for more workers of one GPU each (job.workers)"
+                f" used; got {value}. Request more workers with one GPU each (job.workers)"
             )
         return value
 
@@ -61,22 +61,22 @@ class JobSection(Section):
     """Most workers to grow to (`howdah scale`). If it is given, the job is elastic. null: as
     job.workers."""
     commit_every: Rare[int] = Field(default=50, ge=1)
-    """Steps between the copies of its state that a rank of an elastic job keeps in memory: at most
-    this many steps are repeated when a worker is lost, and no step before the newest checkpoint."""
+    """Steps between the copies of their state that ranks of an elastic job keep in memory. When a
+    worker is lost, at most this many steps are repeated, none from before the newest checkpoint."""
     worker: WorkerResources = WorkerResources()
     """A worker's resources."""
     max_restarts: int | None = Field(default=None, ge=0)
     """Number of failures that the job survives. An elastic job replaces that many failed workers in
     total; workers that the cluster preempts do not count. A job with a fixed number of workers
-    begins that many times again, each time from the newest checkpoint, after it has lost a worker
-    or, on YARN, its driver. null: 10 for an elastic job, 1 otherwise."""
+    restarts up to that many times from its newest checkpoint after it has lost a worker or, on
+    YARN, its driver. null: 10 for an elastic job, 1 otherwise."""
     env: dict[Variable, str] = {}
-    """Additional environment variables of the training processes. Secrets belong into
+    """Additional environment variables of the training processes. Put secrets in
     job.secret_env."""
     secret_env: list[Variable] = []
     """Names of environment variables whose values are secrets. `howdah submit` reads them from its
-    own environment; only the training processes get them, by a file that only the job's containers
-    get."""
+    own environment. Only the training processes get them, through a file that is shipped only to
+    the job's containers."""
     controller: Rare[Literal["gloo", "mpi"]] = "gloo"
     """How Horovod's ranks find each other. mpi needs yarn.python and a fixed number of workers."""
     network_interface: Rare[str | None] = None

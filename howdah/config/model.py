@@ -74,9 +74,9 @@ class ModelSection(Section):
     """Revision of a hub model: a branch, tag or commit."""
     init_from: RankPath | None = None
     """Model whose weights a run begins with: a published model (NAME or NAME@3 below
-    publish.directory, or its path), an export or a run (any storage). The dataset has all of its
-    labels, and may have new ones. A run that may be resumed after the next publication names the
-    version."""
+    publish.directory, or its path), an export or a run (any storage). The dataset must have all of
+    its labels, and may add new ones. Name the version (NAME@3) if the run may be resumed after the
+    next publication."""
     dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
     """Dropout rate of the transformer, of its attention weights and before the classifier. null:
     the base model's rates."""
@@ -90,10 +90,9 @@ class CheckpointSection(Section):
     directory: Rare[RankPath | None] = None
     """Directory of the checkpoints (any storage); null: <run.directory>/checkpoints."""
     every_minutes: Usual[float | None] = Field(default=10.0, gt=0)
-    """Minutes between checkpoints. null: checkpoints do not follow the time."""
+    """Minutes between checkpoints. null: no checkpoints by time."""
     every_steps: int | None = Field(default=None, ge=1)
-    """Steps between checkpoints, in addition to those by time. null: checkpoints do not follow the
-    steps."""
+    """Steps between checkpoints, in addition to those by time. null: no checkpoints by steps."""
     every_epoch: bool = True
     """Whether a checkpoint is saved at the end of each epoch."""
     keep: Usual[int] = Field(default=3, ge=2)
@@ -126,7 +125,7 @@ class EvaluationSection(Section):
     splits: Usual[list[HeldOut]] = [VALIDATION, TEST]
     """Splits that are evaluated at the end."""
     max_rows: Rare[int | None] = Field(default=None, ge=1)
-    """Most rows of each evaluation during training; the last one uses all. null: all rows."""
+    """Most rows of each evaluation during training; the final one uses all rows. null: all."""
 
 
 class MlflowOptions(Section):
@@ -159,7 +158,7 @@ class ReportSection(Section):
     texts: Rare[Literal["masked", "plain", "none"]] = "masked"
     """Texts in all pages. masked: samples, worst rows, suspected labels and confused rows, with
     mail addresses and phone numbers masked. plain: the texts as they are. none: no texts; rows
-    have their ids alone."""
+    show only their ids."""
 
 
 class ScoreSection(Section):
@@ -199,7 +198,7 @@ class Config(Section):
     job: JobSection = JobSection()
     """Jobs on a cluster."""
     yarn: YarnSection = YarnSection()
-    """What YARN alone asks of a job on it."""
+    """Settings of jobs on YARN."""
     ray: RaySection = RaySection()
     """The Ray cluster of jobs on Ray."""
     tune: TuneSection = TuneSection()
@@ -272,8 +271,8 @@ class Config(Section):
         training = self.training
         if self.data.kind == "image" and training.framework != "torch":
             raise ValueError(
-                "data.kind image trains a vision transformer, which training.framework torch alone"
-                f" has; set training.framework to torch (got {training.framework})"
+                "data.kind image trains a vision transformer, which only training.framework torch"
+                f" supports; set training.framework to torch (got {training.framework})"
             )
         if self.data.kind == "image" and self.gate.min_over_baseline is not None:
             raise ValueError(

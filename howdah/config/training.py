@@ -35,9 +35,9 @@ class ParallelSection(Section):
     every rank has all of it. optimizer: each rank has AdamW's moments of its part of the weights
     (ZeRO-1), 8 bytes a weight divided by the number of ranks. full: weights and gradients too
     (FSDP2), 16 bytes a weight divided by the number of ranks; each layer is gathered when it
-    computes, and its gradient is summed at once, so that each micro-batch (not each step) sends
-    half as much again as a step otherwise: let training.per_device_max_tokens hold a rank's rows of
-    a step (training.comm: torch only). Checkpoints are the same,
+    computes, and its gradient is summed at once, so that each micro-batch sends 1.5 times what a
+    whole step sends otherwise: set training.per_device_max_tokens so that one micro-batch holds a
+    rank's rows of a step (training.comm: torch only). Checkpoints are the same,
     and a run may go on with another value or number of ranks. The step's result is the same, to
     float32's precision with full."""
 
@@ -76,7 +76,7 @@ class TrainingSection(Section):
     """Numbers in which gradients cross the network. bf16: half the bytes; each rank's gradient and
     the sum, which is added in float32, are rounded to 8 bits of mantissa. int8: a quarter; what is
     rounded off is sent with a later step, all of it before a checkpoint or an evaluation. auto: the
-    one that makes steps shorter, chosen once a run, after its first 11 steps between nodes.
+    one that makes steps shorter, chosen once per run, after its first 11 steps between nodes.
     Weights, moments and checkpoints stay float32. Within one node it only costs time."""
     lora: LoraSection = LoraSection()
     """Low-rank adapters."""
@@ -84,9 +84,9 @@ class TrainingSection(Section):
     """Rows of one optimizer step over all ranks. It does not depend on the world size."""
     per_device_max_tokens: int | None = Field(default=None, ge=128)
     """Most tokens (with padding) of one micro-batch; a rank accumulates gradients over several. A
-    step for which memory does not suffice is done again in micro-batches of half the size, on all
-    ranks, and so are all later steps (framework torch only, not with training.parallel.shard:
-    full). null: 8,192; on a GPU, where they can be halved, 65,536."""
+    step that runs out of memory is repeated with micro-batches of half the size, which all ranks
+    then use for all later steps (framework torch only, not with training.parallel.shard: full).
+    null: 8,192; on a GPU, where they can be halved, 65,536."""
     replay: Rare[Replay] = None
     """How many of an appended dataset's older training rows are trained on in addition to those of
     new parts: a fraction (with a point, below 1) or rows (a whole number), in whole shards chosen
@@ -120,9 +120,9 @@ class TrainingSection(Section):
     term by that class.) With data.task multi_label: weights of the rows that have the label, as
     torch's pos_weight; balanced: rows without it / rows with it."""
     length_window: Rare[int] = Field(default=50, ge=1)
-    """Global batches whose rows are sorted by length together, so that a batch has rows of like
-    length and little padding. 1: batches of random rows, which learn better where a row's labels go
-    with its length, at more padding."""
+    """Global batches whose rows are sorted by length together, so that a batch has rows of similar
+    length and little padding. 1: batches of random rows, which train better where labels correlate
+    with length, but need more padding."""
     gradient_checkpointing: bool = False
     """Whether activations are recomputed to save memory (torch only)."""
     early_stopping: EarlyStopping = EarlyStopping()

@@ -27,9 +27,9 @@ class Dimension(Section):
     high: int | float | None = None
     """Largest value of a range."""
     log: bool = False
-    """Draw from the range by the logarithm."""
+    """Whether values are drawn on a logarithmic scale."""
     step: int | float | None = None
-    """Only low, low + step, low + 2 step, ..."""
+    """Distance of the values: low, low + step, low + 2 step, ..."""
     choices: list[Scalar] | None = None
     """The values, instead of a range."""
 

@@ -159,7 +159,7 @@ def check_cores(env: Mapping[str, str]) -> Check:
     description = f"{usable} usable" + (f" of {total}" if usable != total else "")
     if usable < 2:
         return Check(
-            "cores", "warn", description, "two processes will share one core: expect it slow"
+            "cores", "warn", description, "two processes will share one core: expect slow training"
         )
     return Check("cores", "ok", description)
 
@@ -169,7 +169,7 @@ def check_memory(env: Mapping[str, str]) -> Check:
     limit, available = machine.memory_bytes()
     description = f"{_gib(available)} free of {_gib(limit)}"
     if available < 2 * GIB:
-        return Check("memory", "fail", description, "free memory: training needs 2 GiB and up")
+        return Check("memory", "fail", description, "free memory: training needs at least 2 GiB")
     if available < 6 * GIB:
         return Check(
             "memory", "warn", description, "Spark and two training processes may need 6 GiB"
@@ -202,7 +202,7 @@ def check_disk(env: Mapping[str, str]) -> Check:
     }
     descriptions, worst, remedies = [], "ok", []
     if absent:
-        descriptions.append(f"TMPDIR {temporary} is no directory")
+        descriptions.append(f"TMPDIR {temporary} is not a directory")
         remedies.append(f"mkdir -p {shlex.quote(temporary)}, or unset TMPDIR")
         worst = "warn"
     for what, path in directories.items():
@@ -253,12 +253,12 @@ def check_hostname(env: Mapping[str, str]) -> Check:
             continue
         if not machine.is_host_name(host):
             return Check(
-                "hostname", "warn", f"{host} is {address}; mpirun does not take its characters",
+                "hostname", "warn", f"{host} is {address}; mpirun does not accept this name",
                 "for bare mpirun rename the host (letters, digits, dots, hyphens); `howdah train`"
-                " needs none",
+                " does not need mpirun",
             )  # fmt: skip
         return Check("hostname", "ok", f"{host} is {address}")
-    foreign = f"{host} resolves to {', '.join(addresses)}, no address of this machine"
+    foreign = f"{host} resolves to {', '.join(addresses)}, which is not this machine"
     return Check("hostname", "fail", foreign, remedy)
 
 

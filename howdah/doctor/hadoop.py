@@ -124,7 +124,7 @@ def check_login(env: Mapping[str, str]) -> Check:
         return Check(name, "fail", f"keytab {keytab}: cannot be read", remedy)
     klist = shutil.which("klist", path=env.get("PATH", ""))
     if klist is None:
-        description = "no keytab; without klist a ticket cannot be looked for"
+        description = "no keytab; without klist tickets cannot be checked"
         return Check(name, "warn", description, f"apt-get install krb5-user; {remedy}")
     code, text = run_program([klist, "-s"], env)
     cache = env.get("KRB5CCNAME", "the default cache")

@@ -174,7 +174,7 @@ def _require_horovod(framework: str) -> None:
     here = "; or leave training.comm out: torch.distributed needs no Horovod"
     here = here if framework == "torch" else ""
     raise ConfigError(
-        f"Horovod for {framework} is not installed, and the ranks of this job sum over it",
+        f"Horovod for {framework} is not installed, but this job's ranks need it",
         where=f"Python's environment {sys.prefix}",
         expected=f"Horovod for {framework}, or job.workers: 1",
         got=f"Horovod for {', '.join(libraries)}" if libraries else "no Horovod",

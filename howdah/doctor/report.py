@@ -67,8 +67,9 @@ def render(findings: Sequence[Check], *, colour: bool = False) -> str:
             lines.append(f"      {'':<{width}}  -> {check.remedy}")
     failed = [check.name for check in findings if check.status == "fail"]
     warned = sum(check.status == "warn" for check in findings)
-    verdict = f"not fit: {', '.join(failed)}" if failed else "fit"
-    lines.append(f"\n{verdict}" + (f" ({warned} to look at)" if warned else ""))
+    verdict = f"not ready: {', '.join(failed)}" if failed else "ready"
+    warnings = f" ({warned} warning{'s' if warned > 1 else ''})" if warned else ""
+    lines.append(f"\n{verdict}{warnings}")
     return "\n".join(lines)
 
 

@@ -358,7 +358,7 @@ def _refusal(answer: Any, where: str) -> Exception:
     where = urlsplit(where)._replace(query="").geturl()
     if answer.status_code == 401 and "Basic" in answer.headers.get("WWW-Authenticate", ""):
         return NotAuthenticated(
-            "this is a gateway with passwords (such as Knox), not the ResourceManager",
+            "this is a password-protected gateway (such as Knox), not the ResourceManager",
             where=where,
             expected="the ResourceManagers' own web addresses, or a proxy that passes paths and"
             " Kerberos on unchanged",
@@ -366,22 +366,24 @@ def _refusal(answer: Any, where: str) -> Exception:
         )
     if answer.status_code == 401:
         return NotAuthenticated(
-            "the ResourceManager requires Kerberos, and accepts no ticket of yours",
+            "the ResourceManager requires Kerberos, and accepts none of your tickets",
             where=where,
             got=f"HTTP 401 {text}".strip(),
             remedy="kinit, or set yarn.keytab and yarn.principal",
         )
     if answer.status_code == 403:
         return PermissionDenied(
-            "the ResourceManager does not allow it",
+            "the ResourceManager does not allow this request",
             where=where,
             got=text,
             remedy="ask to be added to the queue's or the application's access list",
         )
     if answer.status_code == 404:
-        return NotFound("YARN does not know it", where=where, got=text)
+        return NotFound("YARN has no such application or resource", where=where, got=text)
     return ClusterError(
-        "the ResourceManager refused", where=where, got=f"HTTP {answer.status_code} {text}"
+        "the ResourceManager refused the request",
+        where=where,
+        got=f"HTTP {answer.status_code} {text}",
     )
 
 

@@ -94,7 +94,7 @@ def none_valid(
         "no delegation token for this cluster",
         where=where,
         expected=expected,
-        got="tokens at the end of their life" if ours else f"tokens for: {services}",
+        got="expired tokens" if ours else f"tokens for: {services}",
         remedy=LOGIN_REMEDY,
     )
 

@@ -22,11 +22,12 @@ def remark(software: str, version: str) -> str:
     """A version with what is known of it, for the doctor; a distribution's suffix is left out.
 
     >>> remark("Hadoop", "3.3.6-amzn-1")
-    'Hadoop 3.3.6-amzn-1 (tried 2026-11)'
+    'Hadoop 3.3.6-amzn-1 (tested 2026-11)'
     >>> remark("Hadoop", "3.1.1.7.1.7.0-551")
-    'Hadoop 3.1.1.7.1.7.0-551 (not tried; tried were 3.1.4, 3.2.4, 3.3.6, 3.4.1, 3.5.0)'
+    'Hadoop 3.1.1.7.1.7.0-551 (not tested; tested versions: 3.1.4, 3.2.4, 3.3.6, 3.4.1, 3.5.0)'
     """
     plain = ".".join(version.split("-")[0].split(".")[:3])
     month = TRIED[software].get(plain)
-    judged = f"tried {month}" if month else f"not tried; tried were {', '.join(TRIED[software])}"
+    tested = ", ".join(TRIED[software])
+    judged = f"tested {month}" if month else f"not tested; tested versions: {tested}"
     return f"{software} {version} ({judged})"

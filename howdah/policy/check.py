@@ -79,10 +79,10 @@ class Judge:
         refused = list(problems)
         if refused:
             raise ConfigError(
-                "the installation's policy does not allow what was asked",
+                "the installation's policy does not allow what was requested",
                 problems=refused,
                 where=self.name,
-                remedy="ask for what is allowed, or have the administrator of this installation"
+                remedy="request what is allowed, or have the administrator of this installation"
                 " change its policy (`howdah config policy` explains its keys)",
             )
 

@@ -122,4 +122,4 @@ def _build(framework: str) -> str:
         import tensorflow as tf
 
         version, cuda = tf.__version__, tf.sysconfig.get_build_info().get("cuda_version")
-    return f"{framework} {version} is built for CUDA {cuda or 'not at all'}"
+    return f"{framework} {version} is built {f'for CUDA {cuda}' if cuda else 'without CUDA'}"

@@ -170,7 +170,7 @@ class _Caller:
                 self.stopped = self.stopped or "the caller has gone"
         while lines and (line := self._line()) is not None:
             if line.strip() == b"stop":
-                self.stopped = self.stopped or "asked to end"
+                self.stopped = self.stopped or "stopped by the caller"
         if self._silence is not None and time.monotonic() - self._heard > self._silence:
             self.stopped = self.stopped or f"nothing heard for {self._silence:.0f} s"
 

@@ -74,7 +74,7 @@ def translated(
         remedy += " data.spark.executor_memory (JVM) or spark.executor.memoryOverhead (Python) in"
         remedy += " data.spark.conf; otherwise see Spark's log on the executors"
         if issubclass(kind, DataError):
-            remedy = "check that the source is whole, and that data.format and data.csv fit it"
+            remedy = "check that the source is complete, and that data.format and data.csv fit it"
             if "ChecksumException" in text:  # Hadoop's local file system compares files with them
                 remedy = "remove the .crc file beside it if the file is right (its name: a dot, the"
                 remedy += " file's name, .crc), or restore the file"
@@ -102,7 +102,7 @@ def _jvm_is_gone(error: Exception) -> bool:
 def _driver_ended(doing: str, error: Exception) -> ClusterError:
     """The error for a JVM that was killed or ran out of memory; the source may be fine."""
     return ClusterError(
-        f"Spark's driver (JVM) ended when it was to {doing}",
+        f"Spark's driver (JVM) ended while it tried to {doing}",
         got=first_line(error),
         remedy="start the command again; if it ends again, raise data.spark.driver_memory, and read"
         " the log of the application",

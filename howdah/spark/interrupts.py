@@ -13,7 +13,7 @@ from howdah.errors import HowdahError, Interrupted, Terminated
 
 _ERRORS: dict[int, tuple[type[HowdahError], str]] = {
     signal.SIGINT: (Interrupted, "was interrupted"),
-    signal.SIGTERM: (Terminated, "was asked to end"),
+    signal.SIGTERM: (Terminated, "was terminated"),
 }
 
 

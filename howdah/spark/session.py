@@ -60,7 +60,7 @@ def require_java(home: str) -> str:
     remedy = "install a JRE 17 (Debian: openjdk-17-jre-headless), or set JAVA_HOME to one"
     if not java or not os.path.exists(java):
         raise ClusterError(
-            "Spark needs Java, and there is none",
+            "Spark needs Java, but none was found",
             where=f"JAVA_HOME={java_home}" if java_home else "PATH",
             expected=works,
             remedy=remedy,

@@ -325,7 +325,7 @@ def checked_object(
     if problem is None:
         return value
     raise kind(
-        f"{name(path)} is not whole" if problem.key else "the file holds no JSON object",
+        f"{name(path)} is malformed" if problem.key else "the file holds no JSON object",
         where=f"{path}: {problem.key}" if problem.key else path,
         expected=problem.expected if problem.key else "a JSON object, {...}",
         got=problem.got,
@@ -394,7 +394,7 @@ def create_exclusive(path: str, data: bytes) -> None:
     except AlreadyExists:
         remedy = "give another name, or remove it first"
         raise AlreadyExists(
-            "it is there already and is never overwritten", where=path, remedy=remedy
+            "the file already exists and is never overwritten", where=path, remedy=remedy
         ) from None
 
 

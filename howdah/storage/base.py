@@ -201,7 +201,7 @@ class RenamingBackend(Backend):
         """One rename. The checks precede it, since a retry may find the target that it made."""
         retry.run(source, lambda: self.entry(source))
         if retry.run(target, lambda: self._there(target)):
-            raise AlreadyExists("cannot publish: it is there already", where=target)
+            raise AlreadyExists("cannot publish: it already exists", where=target)
         retry.run(target, lambda: self.make_dirs(parent(target)))
         retry.run(target, lambda: self._settle(source, target, False))
 

@@ -146,7 +146,7 @@ class Staged:
             reason += f" ({error.got})"
         remedy = "" if old is None else f"the old one is {old}; "
         if self.kept:
-            remedy += f"the new one is whole, and kept as {self.path}: rename it by hand"
+            remedy += f"the new one is complete and kept as {self.path}: rename it by hand"
         else:
             remedy += "run it again"
         return (type(error) if isinstance(error, StorageError) else StorageError)(

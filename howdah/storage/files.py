@@ -103,8 +103,8 @@ class Writer(io.BufferedIOBase):
                 error.where = self._shown
             if self.alone and isinstance(error, StorageUnavailable):
                 error.remedy = (
-                    "a file that is written piece by piece cannot be written again here: start the"
-                    " step again; what was published before is whole"
+                    "a file that is written piece by piece cannot be resumed here: start the step"
+                    " again; what was published before is intact"
                 )
             raise
 

@@ -104,7 +104,7 @@ class LocalStorage(RenamingBackend):
             try:
                 os.rename(local_path(source), local_path(target))
             except FileNotFoundError:
-                raise NotFound("cannot publish: it is not there", where=source) from None
+                raise NotFound("cannot publish: the source does not exist", where=source) from None
             except OSError as error:
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                     raise FileExistsError(target) from None

@@ -142,7 +142,7 @@ class _Agent:
         if kind == "start":
             self._start(order)
         elif process is None or process.number != order["process"]:
-            say(f"ignored an order for process {order['process']}, which does not run: {kind}")
+            say(f"ignored an order for process {order['process']}, which is not running: {kind}")
         elif kind == "world":
             self._enter(order, process)
         elif kind == "kill":

@@ -111,7 +111,7 @@ class ProcessApplication(Application):
             raise ClusterError(
                 f"the job's driver has not ended within {_STOP_SECONDS:.0f} s",
                 where=f"{self.id} on {self.record.host}",
-                got=None if driver else "it is starting, and reads the request afterwards",
+                got=None if driver else "it is still starting, and reads the request afterwards",
                 remedy=f"run `howdah kill {self.directory}` on {self.record.host}",
             )
         for number in (signal.SIGTERM, signal.SIGKILL):

@@ -68,7 +68,7 @@ def too_many_losses(restarts: int, allowed: int, last: HowdahError | None) -> Wo
         "too many workers have failed",
         where=last.where if last else None,
         expected=f"at most {allowed} (job.max_restarts)",
-        got=f"{restarts}; the last: {last.what if last else 'the ranks do not reach each other'}",
+        got=f"{restarts}; the last: {last.what if last else 'the ranks cannot reach each other'}",
         remedy="read the failed workers' logs (`howdah logs`); a resubmission resumes from the"
         " newest checkpoint",
     )

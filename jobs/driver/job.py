@@ -469,7 +469,7 @@ class Job:
         seconds later if a broken node prevents that."""
         member.phase = "gone"
         self._exchanged[member.id] = now
-        self._actions.event(f"container {member.id} on {member.node} is exchanged for another")
+        self._actions.event(f"container {member.id} on {member.node} is being replaced")
         self.workers.leave(member, "its processes fail there", exit_code=1)
 
     def _lost(self, loss: Loss, now: float) -> None:

@@ -230,7 +230,7 @@ class JobWorlds:
                 self._budget.world_failed()
                 self._actions.event(
                     f"generation {self.generation} failed though none of its ranks was lost: they"
-                    " do not reach each other over the network"
+                    " cannot reach each other over the network"
                 )
             self.phase = "waiting"
             return self._wait(now)
@@ -329,5 +329,5 @@ class JobWorlds:
         )
         self._actions.keep(0)
         for member in self._workers.alive():
-            self._workers.dismiss(member, "not all workers came")
+            self._workers.dismiss(member, "not all workers registered")
         return None

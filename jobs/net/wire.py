@@ -94,7 +94,7 @@ class Client:
             right = signing.answer_signature(self._key, stamp, status, answer)
             if not signing.is_same(right, received.get(signing.SIGNATURE.lower(), "")):
                 raise ClusterError(
-                    "the job's driver does not accept our key, or it is not the job's driver",
+                    "the job's driver rejects this process's key, or this is not the job's driver",
                     where=f"{self._where[0]}:{self._where[1]}",
                     got=f"{status} {answer[:80].decode(errors='replace')}",
                 )

@@ -15,17 +15,17 @@ _MOST_EVALUATIONS, _MOST_FIGURES = 10, 8
 _CURVES = [name for name in SHOWN if not METRICS[name].lower]
 _MOODS = {"running": "good", "finished": "good", "failed": "bad", "killed": "bad"}
 _SENTENCES = {
-    "waiting": "The job waits for its workers: the cluster has not given all of them yet.",
-    "starting": "All workers have registered, and start the training.",
-    "etl": "The dataset is made first; the training begins after it.",
-    "running": "The training makes progress.",
-    "resizing": "Workers came or went: the ranks form a new world and go on from the last"
-    " committed step.",
-    "restarting": "A rank was lost: the ranks start again and go on from the last checkpoint.",
-    "stopping": "The job is being stopped, and saves its state.",
-    "finished": "All steps are trained, and the model is exported.",
-    "killed": "The job was ended on request. Submitted again, it goes on from its last checkpoint.",
-    "failed": "The job has ended with the error below. Submitted again, it goes on from its last"
+    "waiting": "The job is waiting for workers: the cluster has not provided all of them yet.",
+    "starting": "All workers have registered and are starting the training.",
+    "etl": "The dataset is being made; training begins when it is done.",
+    "running": "Training is making progress.",
+    "resizing": "Workers have joined or left: the ranks are forming a new world and will continue"
+    " from the last committed step.",
+    "restarting": "A rank was lost: the ranks are restarting from the last checkpoint.",
+    "stopping": "The job is stopping and saving its state.",
+    "finished": "All steps are done, and the model is exported.",
+    "killed": "The job was ended on request. Submit it again to resume from its last checkpoint.",
+    "failed": "The job has ended with the error below. Submit it again to resume from its last"
     " checkpoint.",
 }
 
@@ -44,7 +44,7 @@ def page(status: dict[str, Any], curve: Sequence[tuple[int, float]], name: str) 
     names = ", ".join(
         f"{one['rank']} on {one['node']}" for one in status["ranks"] if one["stopped"]
     )
-    stopped = f"The process of rank {names} is stopped, and the others wait." if names else ""
+    stopped = f"The process of rank {names} is stopped; the others are waiting." if names else ""
     return render(
         __package__,
         "page.html.j2",

@@ -47,7 +47,7 @@ def status_lines(status: Mapping[str, Any]) -> list[str]:
         if status.get(key):
             lines.append(f"{label}: {status[key]}")
     if status["state"] == "LOST":
-        lines.append("its driver has died; submit it again to go on from its checkpoint")
+        lines.append("the driver has died; submit the job again to resume from its checkpoint")
     if status["diagnostics"]:
         lines.append(f"diagnostics: {status['diagnostics']}")
     if status.get("hours"):

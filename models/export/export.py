@@ -185,7 +185,7 @@ def _check_target(target: str, info: RunInfo) -> None:
     owner = storage.read_fields(storage.join(target, INFO)).get("run_id")
     if owner != info.run_id:
         raise AlreadyExists(
-            "the export's directory holds something else",
+            "the export's directory is already used for something else",
             where=target,
             expected=f"nothing, or an export of run {info.run_id}",
             got=f"an export of run {owner}" if owner else "not a Howdah export",

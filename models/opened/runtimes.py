@@ -60,7 +60,7 @@ def serving_framework(version: Version, requested: str | None = None) -> str:
         if name in RUNTIMES and _installed(name):
             return name
     raise ModelError(
-        "nothing is installed to run the model with",
+        "no runtime for the model is installed",
         expected="onnxruntime, torch or tensorflow",
         remedy="install the project's packages, e.g. `make setup`; or pip install onnxruntime",
     )

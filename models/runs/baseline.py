@@ -194,7 +194,7 @@ def require(
         raise ModelError(message, where=path, remedy=_REMEDY)
     if baseline.dataset_hash != dataset_hash:
         raise ModelError(
-            "the baseline was measured on another dataset than the run",
+            "the baseline and the run were measured on different datasets",
             where=path,
             expected=f"dataset {dataset_hash}",
             got=f"dataset {baseline.dataset_hash}",

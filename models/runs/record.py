@@ -123,7 +123,7 @@ def read(directory: str) -> dict[str, Any]:
     fault = _unmatched(run.get("metrics") or {})
     if fault is not None:
         raise DataError(
-            f"{RUN_JSON} is not whole",
+            f"{RUN_JSON} is inconsistent",
             where=f"{path}: {fault.key}",
             expected=fault.expected,
             got=fault.got,

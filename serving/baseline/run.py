@@ -123,11 +123,11 @@ def _one_writer(beside: str, progress: Progress) -> Iterator[bool]:
             break
         except AlreadyExists as other:
             if not waits:
-                progress(f"another process measures the baseline ({other.got}): waiting for it")
+                progress(f"another process is measuring the baseline ({other.got}): waiting")
             waits = True
             time.sleep(_LOOK_SECONDS)
         except HowdahError as error:
-            progress(f"the baseline is kept in the run alone: {error.what} ({beside})")
+            progress(f"the baseline is kept only in the run: {error.what} ({beside})")
             yield False
             return
     with held:

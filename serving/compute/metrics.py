@@ -47,21 +47,21 @@ class Metrics:
 
         self.requests = counter("requests", "Requests answered.", "face", "code")
         self.latency = histogram(
-            "request_seconds", "From a request's head to its answer.", _SECONDS, "face"
+            "request_seconds", "Seconds from a request's head to its answer.", _SECONDS, "face"
         )
-        self.queued = histogram("queue_seconds", "From a request's body to its batch.", _SECONDS)
-        self.computed = histogram("batch_seconds", "Computing a batch.", _SECONDS)
+        self.queued = histogram("queue_seconds", "Seconds a request waits for a batch.", _SECONDS)
+        self.computed = histogram("batch_seconds", "Seconds to compute a batch.", _SECONDS)
         self.batch_rows = histogram("batch_texts", "Texts of a batch.", _ROWS)
         self.batch_tokens = histogram("batch_tokens", "Tokens of a batch, with padding.", _TOKENS)
         self.tokens = counter("tokens", "Tokens computed, without padding.")
         self.padding = counter("padding_tokens", "Padding computed.")
-        self.waiting = gauge("queue_texts", "Texts that wait or are computed.")
+        self.waiting = gauge("queue_texts", "Texts waiting or being computed.")
         self.connections = gauge("connections", "Open connections.")
         self.ready = gauge("ready", "1 while requests are answered.")
         names = ("model", "version", "run_id", "framework")
         self.info = gauge("model_info", "1 for the version that answers.", *names)
         self.reloads = counter("reloads", "Versions that were opened, by result.", "result")
-        self.pointer_errors = counter("pointer_errors", "Looks at current.json that failed.")
+        self.pointer_errors = counter("pointer_errors", "Failed reads of current.json.")
         self.labels = counter("labels", "Texts by predicted label.", "label")
         self.confidence = histogram("confidence", "Score of the predicted label.", _CONFIDENCE)
         self.errors = counter("errors", "Texts and requests without a prediction.", "reason")

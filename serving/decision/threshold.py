@@ -90,7 +90,7 @@ class DecisionOptions:
                    remedy="add --metric f1")  # fmt: skip
         ways = [self.reject_below, self.coverage, self.accuracy]
         if sum(way is not None for way in ways) > 1:
-            refuse("the bound of a rejection is chosen in one way", "--reject-below",
+            refuse("the rejection bound can be set in only one way", "--reject-below",
                    expected="--reject-below, --coverage or --accuracy")  # fmt: skip
         for name, value in zip(("--reject-below", "--coverage", "--accuracy"), ways, strict=True):
             if value is not None and not 0.0 < value <= 1.0:
@@ -100,9 +100,9 @@ class DecisionOptions:
                    " order would change the result", "--metric", remedy="choose one")  # fmt: skip
         something = self.rejects or self.metric is not None or self.calibrate
         if self.reset and something:
-            refuse("--reset removes the decision; it goes with nothing else", "--reset")
+            refuse("--reset cannot be combined with a new decision", "--reset")
         if not something and not self.reset:
-            refuse("say what to decide", "howdah model threshold", expected="--metric with --class,"
+            refuse("nothing to decide", "howdah model threshold", expected="--metric with --class,"
                    " --reject-below, --coverage, --accuracy, --calibrate, or --reset")  # fmt: skip
         if problems:
             several = UsageError("the options do not fit together", problems=problems)
@@ -213,7 +213,7 @@ def _check_task(options: DecisionOptions, task: Task, labels: Sequence[str]) -> 
         raise UsageError("a predicted number has no threshold", where="--model", got=task)
     if task == "multi_label" and options.rejects:
         raise UsageError(
-            "rows with several labels are not rejected",
+            "a multi-label model cannot reject rows",
             where="--reject-below",
             remedy="choose thresholds of its labels: --metric f1",
         )
@@ -336,7 +336,7 @@ def _fitted(
             having = targets[:, number] if task == "multi_label" else targets == number
             least = best_threshold(options.metric, having, scores[:, number])
             if least is None:
-                progress(f"{name}: no row of validation has it; its threshold stays")
+                progress(f"{name}: no row of validation has this label; its threshold is kept")
             else:
                 thresholds[name] = least
         if not thresholds:

@@ -184,6 +184,8 @@ def _set_champion(client: Any, name: str, version: int) -> None:
 def _uri(config: Config) -> str:
     if config.tracking.mlflow is None:
         raise ClusterError(
-            "there is no registry", where="tracking.mlflow.uri", expected="the server's URI"
+            "no MLflow registry is configured",
+            where="tracking.mlflow.uri",
+            expected="the server's URI",
         )
     return config.tracking.mlflow.uri

@@ -85,7 +85,7 @@ def _start(root: str, cores: int) -> None:
             remedy="look at memory and /dev/shm (`howdah doctor`), then try again",
         ) from None
     except SystemExit:  # raised by Ray's own handler
-        raise Terminated("asked to end (SIGTERM) while Ray started") from None
+        raise Terminated("terminated (SIGTERM) while Ray was starting") from None
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

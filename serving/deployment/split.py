@@ -29,7 +29,7 @@ def require_comparable(one: Version, other: Version, share: float | None) -> flo
     ]
     if tasks[0] != tasks[1]:
         raise ModelError(
-            "the two models are of different tasks",
+            "the two models have different tasks",
             where=other.path,
             expected=f"{tasks[0]} ({one.path})",
             got=tasks[1],

@@ -251,7 +251,7 @@ class _Judging:
         if refused is not None:
             return refused
         if not self.reference.spread:
-            why = "the training split is too small to measure what chance makes of it"
+            why = "the training split is too small to estimate the distance expected by chance"
             return Column(name="tokens", state="not measured", why=why)
         if not self.new.tokens or not self.old.tokens:
             return Column(name="tokens", state="not measured", why="there are no tokens to compare")

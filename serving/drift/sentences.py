@@ -11,12 +11,12 @@ from howdah.models.profile.profile import Counts, Profile
 from howdah.pages.figures import percent
 
 ADVICE = {
-    "label": "Look at the labels below: another mix of topics is harmless, a label that took over"
-    " others is not. True labels of some rows tell them apart: --labels.",
+    "label": "Look at the labels below: a different mix of topics is harmless, a label predicted in"
+    " place of others is not. True labels of some rows tell which it is: --labels.",
     "confidence": "The model has not learnt such texts: label some of the rows below and give them"
     " as --labels; where the accuracy has fallen too, train with them.",
-    "length": "Look at the raw rows: a changed export, a field that was cut or doubled, is more"
-    " frequent than changed users.",
+    "length": "Look at the raw rows: a changed export, or a field that was truncated or duplicated,"
+    " is more likely than a change in user behaviour.",
     "unseen": "Look for another language, another kind of text or a broken encoding in the rows"
     " below.",
     "tokens": "Look at the tokens below that moved: another topic, another language, a signature or"
@@ -70,13 +70,13 @@ def described(
         figures = f"{now:.0f} tokens on average, {before:.0f} {where}"
         change = now / before - 1
         if abs(change) < 0.02:
-            spread = ", but their lengths vary otherwise" if alarm else ""
+            spread = ", but lengths are spread differently" if alarm else ""
             return f"texts are as long as {where}{spread} ({figures})"
         word = "longer" if change > 0 else "shorter"
         return f"texts are {100 * abs(change):.0f} % {word} than {where} ({figures})"
     if name == "tokens":
         words = (
-            f"other words occur than {where}, or in other numbers"
+            f"words, or their frequencies, differ from those {where}"
             if alarm
             else f"words occur about as often as {where}"
         )

@@ -193,7 +193,7 @@ async def _ask(
     if deadline_header is not None:
         limit = min(limit, deadline_header / 1000)
     if state.draining:
-        raise Draining("the server is ending", remedy="ask another one")
+        raise Draining("the server is ending", remedy="send the request to another server")
     body = await read_body(
         request.scope, request.receive, most=MAX_BYTES, seconds=READ_SECONDS, held=state.held
     )
@@ -267,7 +267,7 @@ async def _classified(
         return
     state.compute.drop(work)
     if answered.done():
-        raise Draining("the server is ending", remedy="ask another one")
+        raise Draining("the server is ending", remedy="send the request to another server")
     if gone.done() and not gone.cancelled():
         state.metrics.errors.labels("client gone").inc()
         raise Gone("the client has closed the connection")

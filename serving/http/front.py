@@ -81,7 +81,9 @@ class Front:
                 code = code or Gone.status
                 raise
             if not code:
-                error = Draining("the server is ending", remedy="ask another one")
+                error = Draining(
+                    "the server is ending", remedy="send the request to another server"
+                )
                 await refused(error)(scope, receive, counted)
         except Exception as error:  # noqa: BLE001 - a defect: reported without what the user sent
             frame = traceback.extract_tb(error.__traceback__)[-1]

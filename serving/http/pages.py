@@ -58,12 +58,14 @@ _TENSOR = {"name": "text", "shape": [1], "datatype": "BYTES", "data": [_EXAMPLE]
 OIP = _body({"type": "object", "required": ["inputs"]}, {"inputs": [_TENSOR]})
 
 _CODES = (
-    (400, "the body is not JSON"), (401, "no token"), (403, "another host's name, or site"),
-    (404, "no such path, model or version"), (405, "another method"),
+    (400, "the body is not JSON"), (401, "no valid token"),
+    (403, "the request names another host, or comes from another site"),
+    (404, "no such path, model or version"), (405, "the path does not accept this method"),
     (408, "the request did not arrive in time"),
-    (413, "too many bytes, texts or elements"), (415, "a compressed body"),
-    (422, "JSON of another shape: `where` names the field"),
-    (431, "a head that is too large"), (429, "the queue is full: Retry-After"), (500, "a defect"),
+    (413, "too many bytes, texts or elements"), (415, "the body is compressed"),
+    (422, "the JSON has the wrong shape: `where` names the field"),
+    (431, "the head is too large"), (429, "the queue is full: retry after Retry-After seconds"),
+    (500, "an error in the server"),
     (503, "the server is ending, or a replica was lost"), (504, "not answered in time"),
 )  # fmt: skip
 

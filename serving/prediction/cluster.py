@@ -196,7 +196,7 @@ def _decoded_bytes(path: str) -> int:
         return sum(4 * math.prod(tensor["shape"]) for tensor in tensors.values())
     except (ValueError, KeyError, TypeError):
         raise ModelError(
-            "not a whole safetensors file", where=path, remedy="copy the file again"
+            "not a complete safetensors file", where=path, remedy="copy the file again"
         ) from None
 
 

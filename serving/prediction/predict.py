@@ -92,7 +92,7 @@ def predict(
     """
     if batch is not None and not (output.startswith(TABLE) and batch.strip()):
         raise UsageError(
-            "a batch is a partition of a table",
+            "--batch needs a name, and a table as the output",
             expected="--output table:NAME and --batch with a name, such as a day",
             got=f"--output {output}, --batch {batch!r}",
         )

@@ -183,7 +183,7 @@ def _summary(rows: Sequence[Mapping[str, Any]], name: str, split: str) -> dict[s
             f"{best['title']} is better by {abs(tested[0]['difference']):.4f} {name}{more} on"
             f" {tested[0]['rows']:,} rows of {split}: "
         )
-        sentence += "more than chance explains." if real else "chance alone explains that."
+        sentence += "more than chance would explain." if real else "chance alone can explain that."
     else:
         sentence = (
             f"{best['title']} has the best {name}. It is better than {len(real)} of {len(others)}"

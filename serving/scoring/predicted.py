@@ -72,9 +72,9 @@ def read(
             yield chunk
     if differing:
         progress(
-            f"warning: {differing:,} of {rows:,} rows have another label than the model's decision"
-            " gives to their scores: they were predicted with another decision"
-            f" (`howdah model threshold`) than {version.path} has"
+            f"warning: the decision of {version.path} (`howdah model threshold`) gives other labels"
+            f" to the scores of {differing:,} of {rows:,} rows: they were predicted with another"
+            " decision"
         )
 
 
@@ -89,7 +89,7 @@ def _check_decision(path: str, version: Version, bins: Bins) -> None:
     expected = bins.decision.hash or ""
     if decision is not None and decision.decode() != expected:
         raise DataError(
-            "the predictions were made with another decision than the model has",
+            "the predictions were made with a different decision from the model's",
             where=path,
             expected=f"predictions by {version.path}, decision {expected or 'none'}",
             got=f"decision {decision.decode() or 'none'}",

@@ -56,7 +56,7 @@ class ScoreRequest:
     framework: str | None = None
     """Framework to run the model with; None: onnx if the export has it, else that of training."""
     force: bool = False
-    """Score partitions that are done, too."""
+    """Score again what has been scored before."""
 
     def check(self, config: Config) -> None:
         """Check the names of the tables, and the settings.

@@ -298,7 +298,7 @@ def test_an_application_that_yarn_has_forgotten_is_a_problem_for_the_worker(watc
         200, "application/json", '{"clusterInfo": {"haState": "ACTIVE"}}',
     )  # fmt: skip
     (event,) = watching.run(watching())
-    assert "does not know it" in event["problem"]
+    assert "no such application" in event["problem"]
     assert "state" not in event
 
 

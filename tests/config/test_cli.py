@@ -169,7 +169,7 @@ def test_a_job_that_nobody_knows_is_not_looked_for_on_a_yarn_that_is_not_there(w
 
 def test_a_command_for_a_job_names_one():
     done = howdah("status", HADOOP_CONF_DIR="", YARN_CONF_DIR="", HADOOP_HOME="")
-    assert done.returncode == 2 and "which job?" in done.stderr
+    assert done.returncode == 2 and "no job is named" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -212,13 +212,13 @@ def test_an_interrupt_is_one_message_and_one_object():
 def test_an_error_after_the_answer_is_no_second_object(capsys):
     def command():
         answer({"url": "http://localhost"}, True, [])
-        raise Terminated("asked to end (SIGTERM)")
+        raise Terminated("terminated (SIGTERM)")
 
     for _ in range(2):  # the next command of the process has an object of its own
         assert run(command, as_json=True) == 143
         out, err = capsys.readouterr()
         assert json.loads(out) == {"url": "http://localhost"}
-        assert "asked to end" in err
+        assert "terminated (SIGTERM)" in err
 
 
 def test_a_removed_working_directory_is_one_message(tmp_path, tiny_model_dir):

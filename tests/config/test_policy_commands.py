@@ -92,7 +92,7 @@ def test_a_command_checks_its_arguments_against_the_policy(howdah, words, keys):
     text = "data: {source: /etc/passwd}\nrun: {user: hdfs}\n"
     code, error = howdah("keys: ['*']\nroots: [/srv]\n", *words, text=text)
     assert code == 2, error
-    assert error["what"] == "the installation's policy does not allow what was asked"
+    assert error["what"] == "the installation's policy does not allow what was requested"
     keys_refused = [problem["where"] for problem in error["problems"]]
     assert set(keys) <= set(keys_refused), keys_refused
 

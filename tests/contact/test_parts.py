@@ -102,7 +102,7 @@ def test_a_day_s_file_of_the_same_name_replaces_no_other_day(
     assert load_dataset(again.path).manifest.parts[0].source is None
     with pytest.raises(ConfigError, match="another source has a part of this name") as caught:
         etl(first)
-    assert "did not write down" in caught.value.got and "data.csv~" in caught.value.remedy
+    assert "did not record" in caught.value.got and "data.csv~" in caught.value.remedy
     manifest["ledger"]["config"]["etl_format"] = 4
     storage.write_whole(path, json.dumps(manifest).encode())
     with pytest.raises(ConfigError) as caught:

@@ -215,7 +215,7 @@ def test_ranks_that_end_well_and_train_nothing_are_no_success(project, tmp_path,
     # The planted `howdah` is imported by the rank, or by the job's driver before it.
     assert project.mark.read_text().split()[0] in ("howdah", "training", "__main__")
     assert done.returncode == ClusterError.exit_code, done.stderr
-    assert "it does not say that training is finished" in done.stderr or np == "2"
+    assert "run.json does not record a finished training" in done.stderr or np == "2"
 
 
 @pytest.mark.parametrize("name", ["random", "howdah"])

@@ -253,7 +253,7 @@ def test_json_arrays_are_rows_on_one_line_or_many(tmp_path):
         made.rows = [(str(n), f"text {n}") for n in range(200)]
         check_text_file(made)
     broken = json.dumps(records, indent=1)
-    for content, what in ((broken[:-30], "it breaks off"), (broken.replace("}", "", 1), "line 4")):
+    for content, what in ((broken[:-30], "it is cut off"), (broken.replace("}", "", 1), "line 4")):
         made = write(tmp_path / "a.json", content)
         with pytest.raises(DataError, match="cannot be read to its end") as caught:
             by_predict(made)

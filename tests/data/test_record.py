@@ -197,7 +197,7 @@ def test_index_refuses_damage(tmp_path):
     for name, broken in cases.items():
         path = tmp_path / name
         path.write_bytes(broken)
-        with pytest.raises(DataError, match="not whole") as caught:
+        with pytest.raises(DataError, match="index is not valid") as caught:
             ShardIndex.open(str(path))
         assert str(path) in caught.value.where
     (tmp_path / "good").write_bytes(data)

@@ -63,7 +63,7 @@ def test_what_is_missing_fails_with_a_remedy_and_exit_code_1(tmp_path):
     text = run_doctor(**env)
     assert text.returncode == 1
     assert text.stderr == ""
-    assert "not fit: Java, MPI" in text.stdout
+    assert "not ready: Java, MPI" in text.stdout
 
 
 def test_every_finding_that_is_not_ok_has_a_remedy(tmp_path):
@@ -125,13 +125,13 @@ def test_a_relative_directory_for_temporary_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "is" / "there").mkdir(parents=True)
     check = doctor_checks.check_disk({"TMPDIR": "is/there", "HOWDAH_CACHE": str(tmp_path)})
-    assert "temporary files is/there: " in check.found and "no directory" not in check.found
+    assert "temporary files is/there: " in check.found and "not a directory" not in check.found
 
 
 def test_a_directory_for_temporary_files_that_is_missing_is_a_finding(tmp_path):
     missing = str(tmp_path / "not there")
     check = doctor_checks.check_disk({"TMPDIR": missing, "HOWDAH_CACHE": str(tmp_path)})
-    assert check.status != "ok" and f"TMPDIR {missing} is no directory" in check.found
+    assert check.status != "ok" and f"TMPDIR {missing} is not a directory" in check.found
     # Python takes another one, whose space counts.
     assert f"temporary files {tempfile.gettempdir()}: " in check.found
     assert f"mkdir -p '{missing}', or unset TMPDIR" in check.remedy
@@ -269,6 +269,8 @@ def test_shared_memory_missing(tmp_path):
 
 def test_render_closes_with_a_verdict():
     checks = [Check("a", "ok", "fine"), Check("b", "warn", "hm", "look")]
-    assert doctor.render(checks).endswith("\n\nfit (1 to look at)")
-    assert "not fit: c" in doctor.render([*checks, Check("c", "fail", "gone", "get it")])
+    assert doctor.render(checks[:1]).endswith("\n\nready")
+    assert doctor.render(checks).endswith("\n\nready (1 warning)")
+    assert doctor.render([*checks, checks[1]]).endswith("\n\nready (2 warnings)")
+    assert "not ready: c" in doctor.render([*checks, Check("c", "fail", "gone", "get it")])
     assert "\033[32mok" in doctor.render(checks, colour=True)

@@ -14,4 +14,4 @@ def test_a_host_name_that_open_mpi_does_not_take_is_named(monkeypatch, name, fit
     monkeypatch.setattr(socket, "getaddrinfo", lambda *names, **how: loopback)
     check = checks.check_hostname({})
     assert (check.status, name in check.found) == ("ok" if fits else "warn", True)
-    assert fits or "`howdah train` needs none" in check.remedy
+    assert fits or "`howdah train` does not need mpirun" in check.remedy

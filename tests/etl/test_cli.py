@@ -202,7 +202,7 @@ def test_a_signal_at_any_moment_is_one_message(tmp_path, tiny_model_dir):
 
 def test_java_that_is_missing_or_old_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(ClusterError, match="there is none"):
+    with pytest.raises(ClusterError, match="Spark needs Java, but none was found"):
         etl_spark.require_java(pyspark.__path__[0])
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()

@@ -74,7 +74,7 @@ def test_shifts_are_total_variations_against_the_version_before(versions):
 def test_what_cannot_be_compared_is_said_and_fails_nothing(versions):
     old, new = versions
     first = judged(new.manifest, None, max_shift=0.1)["max_shift.labels"]
-    assert first.met and first.found is None and "no version before" in first.detail
+    assert first.met and first.found is None and "no earlier version" in first.detail
     for changed in (
         {"max_length": 128},
         {"tokenizer": old.manifest.tokenizer.model_copy(update={"hash": "other"})},

@@ -125,7 +125,7 @@ def test_a_run_goes_on_from_what_a_killed_one_had_whole(
     if place is not version:
         monkeypatch.setattr(Scratch, "keep", die)
     result, lines = run(config)
-    assert any(line.startswith("goes on from the 43 rows") for line in lines)
+    assert any(line.startswith("continuing from the 43 rows") for line in lines)
     assert content(result) == content(whole)
     assert not [e for e in storage.list_dir(result.path) if e.is_dir and "scratch" in e.name]
 
@@ -193,7 +193,7 @@ def test_what_is_whole_goes_when_it_is_damaged_or_outdated(
     part = next(e for e in files if e.name.endswith(".parquet"))
     storage.write_whole(part.path, storage.read_bytes(part.path)[:-1])
     result, lines = run(config)
-    assert not any(line.startswith("goes on") for line in lines)
+    assert not any(line.startswith("continuing from") for line in lines)
     assert sum(map(len, rows_of(result).values())) == 40
     storage.remove(config.data.dataset, recursive=True)
 

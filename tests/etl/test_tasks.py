@@ -99,7 +99,7 @@ def test_records_and_index_hold_them(tmp_path, task, labels):
         assert index.labels.tolist() == np.float32(labels).tolist()
         assert (stats.target.least, stats.target.most) == (-3.25, 0.5) and not stats.class_counts
     for cut in (9, len(stats.index) - 2):
-        with pytest.raises(DataError, match="index is not whole"):
+        with pytest.raises(DataError, match="index is not valid"):
             ShardIndex.from_bytes(stats.index[:cut], "i")
 
 

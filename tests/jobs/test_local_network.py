@@ -77,7 +77,7 @@ def test_packets_dropped_between_ranks(hosts, tmp_path, tiny_model_dir, framewor
         status = job.trains(2, seconds=150)
         ip("-n", hub, "link", "set", f"r{b}", "nomaster")
         # Gloo gives up before `hang_seconds`: both ranks leave, and neither was lost.
-        cause = ("between them drops data", "do not reach each other")
+        cause = ("between them drops data", "cannot reach each other")
         job.wait(
             lambda s: any(words in e["what"] for e in s["events"] for words in cause),
             "the cause",

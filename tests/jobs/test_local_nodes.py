@@ -93,7 +93,7 @@ def test_a_broken_gpu_ends_one_of_three_workers_of_an_elastic_job(tmp_path):
         status = one.trains(3, 1)
         assert (status["restarts"], status["error"]) == (1, None)
         assert "uncorrectable ECC error" in events_with(one, "is excluded")[0]
-        assert events_with(one, "is exchanged for another")
+        assert events_with(one, "is being replaced")
         survivors = {row["pid"] for row in one.did() if row["generation"] == 1}
         assert len(survivors & {rank["pid"] for rank in status["ranks"]}) == 2
         check_state(one)
@@ -105,7 +105,7 @@ def test_a_broken_gpu_costs_a_static_job_a_try(tmp_path):
     with job(tmp_path, fault, steps=60, workers=3, max_restarts=1) as one:
         code, _, status = one.end()
         assert (code, status["tries"], status["state"]) == (0, 2, "finished")
-        assert len(events_with(one, "is exchanged for another")) == 1
+        assert len(events_with(one, "is being replaced")) == 1
         check_state(one)
 
 

@@ -75,7 +75,7 @@ def test_the_baseline_is_a_bar_on_the_same_dataset(run, models):
     put(0.885)  # measured anew: the stored verdict is not taken
     assert not gate().passed
     put(0.87, dataset="d2")
-    with pytest.raises(ModelError, match="another dataset"):
+    with pytest.raises(ModelError, match="different datasets"):
         gate()
     put(0.87, split="validation")
     with pytest.raises(ModelError, match="no accuracy on test"):
@@ -359,7 +359,7 @@ def test_the_next_command_after_a_missed_gate_publishes(worse, models, tmp_path,
 def test_no_way_around_other_bounds_is_offered(worse, models, gate, keys):
     publishing = "howdah publish --config run.yaml"
     result, _ = conclude(config_of(worse, models, gate=gate), publishing)
-    assert f"`{publishing}` publishes it only if it keeps the bounds of {keys}" in result["next"]
+    assert f"`{publishing}` publishes it only if it meets the bounds of {keys}" in result["next"]
     assert "--anyway" not in result["next"]
 
 

@@ -398,6 +398,6 @@ def test_a_manifest_without_its_fields_is_found_but_not_published_again(tmp_path
     path = f"{models}/zoo/v=1/manifest.json"
     storage.write_whole(path, json.dumps(storage.read_json(path) | {"files": None}).encode())
     assert Published(f"{models}/zoo").version(1)["run_id"]
-    with pytest.raises(DataError, match="not whole") as caught:
+    with pytest.raises(DataError, match="is malformed") as caught:
         republish(config_of(run, models), 1)
     assert caught.value.where == f"{path}: files"

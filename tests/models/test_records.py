@@ -32,7 +32,7 @@ CONFIG = from_dict({"run": {"name": "a"}, "data": {"dataset": "x"}})
 def test_attempts_that_cannot_be_continued_are_named(tmp_path, body, field):
     path = tmp_path / "run.json"
     path.write_text(json.dumps(body))
-    with pytest.raises(DataError, match="not whole") as caught:
+    with pytest.raises(DataError, match="is malformed") as caught:
         RunFile(str(tmp_path)).begin(CONFIG, world_size=1, attempt=2)
     assert caught.value.where == f"{path}: {field}"
     assert json.loads(path.read_text()) == body

@@ -143,7 +143,7 @@ def test_empty_lines_are_heartbeats(waiting):
     code, _, err = one.end()
     assert beat.wait() == 0
     assert code == 143
-    assert "asked to end: ending" in err
+    assert "stopped by the caller: ending" in err
 
 
 def test_a_command_that_does_not_end_is_killed_after_its_grace(waiting):

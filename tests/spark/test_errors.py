@@ -29,7 +29,7 @@ def test_a_driver_that_was_killed_is_no_fault_of_the_source(gateway):
     gateway.proc.wait(60)
     for _ in range(3):  # the first may use the connection that was open, the others connect anew
         with (
-            pytest.raises(ClusterError, match="ended when it was to read the source"),
+            pytest.raises(ClusterError, match="ended while it tried to read the source"),
             translated("read the source", DataError),
         ):
             system.currentTimeMillis()

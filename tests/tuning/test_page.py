@@ -135,4 +135,4 @@ def test_the_key_that_decides_matters_most_and_the_time_left_follows_the_trials(
     page = render(made, "")
     assert ">learning_rate matters most<" in page and "about 2 min 0 s" in page
     assert ">16</text>" in page and ">18</text>" not in page  # choices, not an axis of numbers
-    assert "of at most 500 rows" in page
+    assert "use at most 500 rows" in page

@@ -111,7 +111,7 @@ def test_freezing_goes_by_the_family_s_names(vit):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"qkv_bias": False}, "no ViT that can be computed here"),
+        ({"qkv_bias": False}, "cannot compute a ViT with this"),
         ({"hidden_act": "quick_gelu"}, "activation"),
         ({"image_size": 64}, "not supported"),
         ({"patch_size": 16}, "shapes"),

@@ -92,7 +92,9 @@ def test_an_application_that_yarn_does_not_kill_is_named_at_the_next_submission(
     returned, output = interrupted(jobs, home, name, signal.SIGTERM, ["job_page", "refuses"])
     assert returned == 143, output
     [application] = live(jobs, name)
-    assert f"{application} may run on: the test's YARN kills nothing; `howdah kill" in output
+    assert (
+        f"{application} may still be running: the test's YARN kills nothing; `howdah kill" in output
+    )
     again = jobs.json("submit", "--config", str(jobs.directory / f"{name}.yaml"))
     assert (again["application"], again["attached"]) == (application, True)
     jobs.run("kill", application)

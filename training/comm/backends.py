@@ -48,7 +48,7 @@ def init(
     comm = COMMS[carrier(launcher, framework, choice)](framework)(waits, connections, limit)
     if (comm.rank, comm.size) != (here.rank, here.size):
         raise ClusterError(
-            f"{comm.backend} found another world than the launcher's",
+            f"{comm.backend} and the launcher disagree about the world",
             expected=f"rank {here.rank} of {here.size} ({launcher.title})",
             got=f"rank {comm.rank} of {comm.size}",
             remedy=f"start it with one launcher: `howdah train`, {either()}",

@@ -104,7 +104,7 @@ class FittingSource:
     def _error(self, got: str) -> TrainingError:
         remedies = f"lower {_KEY}" if not self._halves else "set training.gradient_checkpointing"
         return TrainingError(
-            "memory does not suffice for a micro-batch",
+            "there is not enough memory for a micro-batch",
             where=_KEY,
             got=got.splitlines()[0],
             remedy=f"{remedies}, or use a device with more memory",

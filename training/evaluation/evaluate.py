@@ -356,7 +356,7 @@ def evaluate_run(
     if trained.get("hash") not in (None, dataset.manifest.dataset_hash):
         progress(
             f"this is {dataset.path}; the model was trained on {trained.get('path')}, whose"
-            f" {split} rows may be others"
+            f" {split} rows may differ"
         )
     return evaluate(
         served.forward,
@@ -446,9 +446,9 @@ def check_fit(served: ServedModel, dataset: Dataset) -> None:
         )
     if served.encoder.hash != manifest.tokenizer.hash:
         raise ModelError(
-            "the model's tokenizer is not the dataset's: the same ids mean other words"
+            "the model's tokenizer is not the dataset's: the same ids mean different words"
             if served.kind == "text"
-            else "the model expects images that are prepared in another way than the dataset's",
+            else "the model expects images to be prepared differently from the dataset's",
             where=served.path,
             expected=f"{manifest.tokenizer.hash} ({manifest.tokenizer.source})",
             got=served.encoder.hash,

@@ -108,8 +108,8 @@ class Evaluator:
         self._differ = True
         self._run.say(
             f"warning: the weights of ranks {', '.join(map(str, others))} are not those of rank 0,"
-            " which are saved: these ranks compute gradients of another model. A new start resumes"
-            " on all ranks from one checkpoint"
+            " which are saved: these ranks compute gradients of another model. A restart resumes"
+            " all ranks from the same checkpoint"
         )
 
     def _stop_requested(self) -> bool:

@@ -70,7 +70,7 @@ def taken_over(
     return FencedOff(
         "a later attempt has taken over this run; nothing more was written by this one",
         where=directory,
-        expected="the newest attempt to be of a rank that this command has started",
+        expected="the newest attempt to belong to a rank that this command started",
         got=f"attempt {newest.get('attempt')}: host {newest.get('host')}, pid {newest.get('pid')}",
         remedy="look at the run as it is now: howdah status, or its run.json",
     )
@@ -87,7 +87,7 @@ def not_finished(directory: str, before: list[dict[str, Any]]) -> HowdahError | 
     if newest.get("status") == "finished":
         return None
     return ClusterError(
-        "the rank ended with exit code 0, but it does not say that training is finished",
+        "the rank ended with exit code 0, but its run.json does not record a finished training",
         where=storage.join(directory, RUN_JSON),
         expected="a finished attempt of this rank",
         got=f"status {newest.get('status')}" if newest else "no attempt: it has not trained",
@@ -107,7 +107,7 @@ def cause(rank: RankProcess, config: Config, local: str) -> HowdahError | None:
         return _lost(rank, config, local)
     if rank.exit_code != 0:
         return ClusterError(
-            "training ended without saying why",
+            "training ended without reporting an error",
             where=os.path.join(local, "logs"),
             expected="exit code 0",
             got=f"exit code {rank.exit_code}",
@@ -128,7 +128,7 @@ def stopped(
     """
     kind = Interrupted if number == signal.SIGINT else Terminated
     newest = newest_checkpoint(config)
-    what = "training was interrupted" if kind is Interrupted else "training was asked to end"
+    what = "training was interrupted" if kind is Interrupted else "training was terminated"
     if killed:
         what += ", and its ranks were killed before they had saved" + cut_short(config)
     elif failed is not None and failed.exit_code not in (130, 143):
@@ -145,7 +145,7 @@ def _rebuilt(failed: failure.Failure, local: str) -> HowdahError:
     """The rank's failure as the error it was."""
     if failed.error is None:
         return TrainingError(
-            f"rank {failed.rank} stopped by an error that Howdah does not know",
+            f"rank {failed.rank} was stopped by an unexpected error",
             where=_log(local),
             remedy="a defect of Howdah, or of what it runs on; the log has all of it",
             got=failed.text,
@@ -157,7 +157,7 @@ def _rebuilt(failed: failure.Failure, local: str) -> HowdahError:
 def _lost(rank: RankProcess, config: Config, local: str) -> TrainingError:
     why = "it ended without reporting an error: killed (SIGKILL, out of memory) or crashed"
     if rank.exit_code > 0:
-        why = f"it ended with exit code {rank.exit_code}, and could not write why: is a disk full?"
+        why = f"it ended with exit code {rank.exit_code}, and could not report why: is a disk full?"
     return TrainingError(
         "rank 0 was lost, and training stopped",
         where=_log(local),

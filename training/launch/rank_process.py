@@ -108,10 +108,11 @@ class RankProcess:
         self.asked_by = number
         name = signal.Signals(number).name
         if self._record() is None:  # it does not handle the request yet
-            return 0.0, f"{name}: stopping, training has not begun"
+            return 0.0, f"{name}: stopping; training has not begun"
         child.send(_ASK[signal.Signals(number)])
         seconds = self._grace_seconds
-        return seconds, f"{name}: saving a checkpoint, at most {seconds:g} s (once more: kill)"
+        again = "send it again to kill at once"
+        return seconds, f"{name}: saving a checkpoint, at most {seconds:g} s ({again})"
 
     def _record(self) -> RankRecord | None:
         """What it has put on record; None: it has not come so far."""

@@ -103,9 +103,9 @@ def _check_fit(config: Config, dataset: Dataset, base: BaseModel) -> None:
     encoder = encoder_of_model(base.config, base.tokenizer_files, base.source)
     if encoder.hash != manifest.tokenizer.hash:
         raise ModelError(
-            "the base model prepares images in another way than the dataset"
+            "the base model and the dataset prepare images differently"
             if family.kind == "image"
-            else "the base model's tokenizer is not the dataset's: its ids mean other words",
+            else "the base model's tokenizer is not the dataset's: its ids mean different words",
             where=base.source,
             expected=f"{manifest.tokenizer.hash} ({manifest.tokenizer.source})",
             got=encoder.hash,

@@ -122,7 +122,7 @@ class StopSignals:
             )
         if self._signal == signal.SIGINT:
             return Interrupted("training was interrupted", **fields)
-        return Terminated("training was asked to end", **fields)
+        return Terminated("training was terminated", **fields)
 
     def _note(self, number: int) -> None:
         if number not in _ORDERLY and self._several_ranks:

@@ -251,13 +251,13 @@ def _finished(
 
 def _require_same(now: tuple[Any, str], before: tuple[Any, str], directory: str) -> None:
     if now[0] != before[0]:
-        what, expected, got = "configuration", "the same", "a changed one"
+        what, expected, got = "configuration", "an unchanged configuration", "a changed one"
     elif now[1] != before[1]:
         what, expected, got = "dataset", now[1], before[1]
     else:
         return
     raise ConfigError(
-        f"this fold has finished before, with another {what}",
+        f"this fold has already finished with a different {what}",
         where=directory,
         expected=expected,
         got=got,

@@ -61,7 +61,7 @@ def problem(options: JobSection, slots: Mapping[str, int]) -> ClusterError | Non
     return ClusterError(
         "the range of ports is too small for the job",
         where=f"job.ports {options.ports}",
-        expected=f"at least {least} ports: {world} workers on {hosts} hosts are {fullest} on one",
+        expected=f"at least {least} ports: of {world} workers on {hosts} hosts, one has {fullest}",
         got=f"{available} ports",
         remedy="give a wider range, or leave it out, or request fewer workers",
     )

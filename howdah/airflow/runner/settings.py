@@ -27,7 +27,7 @@ class ConnectionSettings(Section):
     """The extra fields of a Connection; the defaults are this machine, without a cluster."""
 
     on: Literal["local", "yarn"] = "local"
-    """Where runs train that do not say it (job.on): this machine (local), or YARN (yarn)."""
+    """Where a run trains if it does not set job.on: on this machine (local) or on YARN (yarn)."""
     command: str | None = None
     """The howdah program, an absolute path or a name on the PATH; empty: the one beside Airflow's
     Python (on an edge node: `howdah`)."""

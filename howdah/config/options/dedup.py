@@ -15,9 +15,9 @@ at most 0.044 then. Ledgers hold such signatures, so another number needs anothe
 
 class ConflictOptions(Section):
     policy: Rare[Literal["reject", "majority", "keep"]] = "reject"
-    """What happens to the same text under several labels. reject: all of its rows are rejected.
-    majority: the rows of the label that nine in ten of them have are kept. keep: one row for each
-    label is kept, all in one split."""
+    """What happens to rows that have the same text but different labels. reject: all are rejected.
+    majority: the rows of a label that at least nine in ten of them have are kept. keep: one row for
+    each label is kept, all in one split."""
     tolerance: Rare[float] = Field(default=0.0, ge=0.0, allow_inf_nan=False)
     """Largest difference of the targets of the same text, with `task: regression`, that is not a
     conflict. The first row is kept."""

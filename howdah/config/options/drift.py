@@ -15,6 +15,6 @@ class DriftSection(Section):
     """Fewest rows with a prediction that are judged. With fewer the verdict is "too few rows"."""
     psi: Rare[float] = Field(default=0.2, gt=0.0, allow_inf_nan=False)
     """Smallest population stability index of labels, confidence or lengths that counts as drift. By
-    custom 0.1 is a small change and 0.2 a large one."""
+    convention 0.1 is a small change and 0.2 a large one."""
     accuracy: Rare[Fraction] = Field(default=0.05, gt=0.0)
     """Smallest fall of the estimated or measured accuracy that counts as drift."""

@@ -12,7 +12,7 @@ ExportFormat = Literal["hf", "onnx", "onnx-w8", "onnx-int8", "savedmodel"]
 
 class ExportSection(Section):
     formats: list[ExportFormat] = ["hf"]
-    """What an export holds: hf, the Hugging Face directory, which is always there; onnx, which is
-    there as well wherever the package onnx is installed, and must be if it is named; onnx-w8,
-    weights in 8 bits; onnx-int8, activations too, the fastest on CPUs; savedmodel, which needs
-    TensorFlow. Those that are named are checked against the model's logits."""
+    """Formats of an export. hf: the Hugging Face directory, always written. onnx: also written
+    wherever the package onnx is installed; if it is listed without the package, that is an error.
+    onnx-w8: weights in 8 bits. onnx-int8: activations too, the fastest on CPUs. savedmodel: needs
+    TensorFlow. Listed formats are checked against the model's logits."""

@@ -51,9 +51,9 @@ class RegistryOptions(Section):
     mode: Rare[Literal["reference", "full"] | None] = None
     """What MLflow's registry gets of each published version: tags, the alias champion
     (current.json), and a model. reference: a loader of 2 kB that opens the published directory,
-    which must be reachable where the model is loaded. full: a copy of the whole export. null: the
-    registry does not follow. It needs tracking.mlflow.uri. The published directory decides: where
-    MLflow does not answer, `howdah model register` completes the registration later."""
+    which must be reachable where the model is loaded. full: a copy of the whole export. null:
+    nothing is registered. A mode needs tracking.mlflow.uri. Publishing does not depend on MLflow:
+    if it does not answer, `howdah model register` completes the registration later."""
 
 
 class PublishSection(Section):

@@ -8,8 +8,8 @@ from typing import Any
 REMOVED: dict[str, str] = {
     "alerts.disk_bytes": "An alert of kind disk is sent when less than 5 GiB are free.",
     "alerts.stall_factor": (
-        "alerts.stall_seconds says when a job has stalled, and at the earliest it is after 20 "
-        "median steps."
+        "A job has stalled after alerts.stall_seconds without a step, but not before 20 median "
+        "steps have passed."
     ),
     "alerts.timeout_seconds": "A command may take 10 seconds.",
     "alerts.webhook": "alerts.command gets the alert on its stdin: curl posts it to an address.",
@@ -112,13 +112,13 @@ REMOVED: dict[str, str] = {
     ),
     "serve.shadow": "`howdah score --model NAME@4` classifies the same texts by another version.",
     "serve.vcores": "A server's container on YARN has serve.threads vcores, or one.",
-    "tracking.mlflow.experiment": "MLflow's own variable MLFLOW_EXPERIMENT_NAME names it.",
+    "tracking.mlflow.experiment": "Set the environment variable MLFLOW_EXPERIMENT_NAME instead.",
     "training.adam_beta1": "AdamW's betas are 0.9 and 0.999.",
     "training.adam_beta2": "AdamW's betas are 0.9 and 0.999.",
     "training.adam_epsilon": "AdamW's epsilon is 1e-8.",
     "training.early_stopping.min_delta": (
-        "Each better evaluation counts; training.early_stopping.patience says how many may be "
-        "no better."
+        "Any improvement counts; training.early_stopping.patience is how many evaluations in a row "
+        "may pass without one."
     ),
     "training.fusion_groups": "Gradients are reduced in groups by size.",
     "training.gpu_collective_seconds": "A rank fails if a collective takes longer than an hour.",
@@ -137,7 +137,7 @@ REMOVED: dict[str, str] = {
         "Ranks exchange the gradient of the embeddings in the form that has fewer bytes."
     ),
     "training.warmup_steps": "training.warmup_ratio is the fraction of the steps with warm-up.",
-    "tune.lease_seconds": "A worker counts as dead after 60 seconds without a sign of life.",
+    "tune.lease_seconds": "A worker counts as dead after 60 seconds without contact.",
     "tune.max_evaluations": (
         "Hyperband takes the evaluations of a full trial from the first full trials."
     ),

@@ -30,8 +30,8 @@ class ServeSection(Section):
     port: Usual[int] = Field(default=8000, ge=0, le=65535)
     """Port to listen on. 0: a free one."""
     token_file: Usual[AnyPath | None] = None
-    """Local file of the bearer tokens, one a line and readable to its owner alone, of which each
-    request must have one. null: requests need no token."""
+    """Local file of bearer tokens, one per line, that only its owner can read. Each request must
+    carry one of them. null: requests need no token."""
     open: Rare[bool] = False
     """Whether the server may listen on another address than loopback without a token. Everyone who
     reaches it can classify then."""

@@ -126,8 +126,9 @@ class SplitOptions(Section):
     duplicate clusters, each of which is in one part, and data.split.test is not used. null: no
     folds."""
     column: str | None = None
-    """Column that names each row's split. Near copies of its test and validation rows are removed
-    from the splits before them. A split that no row names is drawn from train."""
+    """Column that names each row's split. Copies and near copies of test rows are removed from
+    train and validation, those of validation rows from train. A split that no row names is drawn
+    from train."""
     values: Rare[dict[str, Split]] = {}
     """Split of each value of data.split.column, {value: train, validation or test}. Empty: the
     usual words (train, dev, ...)."""
@@ -139,8 +140,8 @@ class SplitOptions(Section):
     """Columns, such as a user, document or thread. Rows with the same value in one of them stay in
     one split, together with their duplicate clusters."""
     stratify: Rare[int | None] = Field(default=None, ge=1)
-    """Fewest rows of a class that has rows in each split; each class is divided by the sizes of the
-    splits. null: clusters are divided regardless of their class."""
+    """Number of rows from which a class gets rows in every split; each class is divided in
+    proportion to the split sizes. null: clusters are divided regardless of their class."""
 
     @field_validator("group", mode="before")
     @classmethod

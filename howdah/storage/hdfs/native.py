@@ -300,7 +300,7 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
     def remove(self, path: str, recursive: bool) -> None:
         limit = DATA_SECONDS if recursive else CALL_SECONDS
         if not self.do(path, "remove", lambda c: c.delete(inner(path), recursive), limit):
-            raise NotFound("cannot remove: it is not there", where=path)
+            raise NotFound("cannot remove: it does not exist", where=path)
 
     def set_mode(self, path: str, mode: int) -> None:
         self.do(path, "set the mode", lambda c: c.set_permission(inner(path), mode))

@@ -298,7 +298,7 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
             answer = self._client()._delete(inner(path), recursive="true" if recursive else "false")
             done = answer.json()["boolean"]
         if not done:
-            raise NotFound("cannot remove: it is not there", where=path)
+            raise NotFound("cannot remove: it does not exist", where=path)
 
     def set_mode(self, path: str, mode: int) -> None:
         with self._typed(path, "set the mode"):

@@ -119,7 +119,7 @@ def judge(
             f"Chance alone explains the difference from {trivial[0].name}"
             f" ({trivial[0].value:.4f}): nothing shows that the model has learnt.",
         )
-    kept = f"It keeps the gate's bound{'s' if len(bounds) > 1 else ''}" if bounds else ""
+    kept = f"It meets the gate's bound{'s' if len(bounds) > 1 else ''}" if bounds else ""
     if unclear:
         names = _list([f"{one.name} ({one.value:.4f})" for one in unclear])
         the = f"{kept}, but the" if bounds else "The"

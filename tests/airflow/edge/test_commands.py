@@ -29,7 +29,7 @@ def test_a_command_answers_and_its_lines_go_to_the_log(hook, tmp_path):
     assert done.code == 0
     assert lines == [
         f"written: {tmp_path}/made.yaml",
-        f"next: name your rows as data.source in it, then howdah etl --config {tmp_path}/made.yaml",
+        f"next: set data.source in it to your rows, then howdah etl --config {tmp_path}/made.yaml",
     ]
 
 
@@ -102,7 +102,7 @@ def test_cancel_ends_a_command_in_order(hook, endless):
     asking.join(60)
     assert not isinstance(raised[0], HowdahCommandRefused)  # a cleared task runs again
     assert raised[0].code == 143
-    assert any("asked to end: ending `howdah config check" in line for line in lines)
+    assert any("stopped by the caller: ending `howdah config check" in line for line in lines)
     wait_until(lambda: not running(endless))
 
 

@@ -186,7 +186,7 @@ def test_bounds_that_decide_no_rows_fate_may_differ_between_parts(root):
     bounds = {"max_reject_fraction": 0.9, "max_leakage": 0.5}
     history = find(data(root, quality=bounds))
     assert history.parent is not None and "quality" not in history.config
-    with pytest.raises(ConfigError, match="made as the parts before it"):
+    with pytest.raises(ConfigError, match="the settings of the earlier parts"):
         find(data(root, quality={"min_characters": 9, **bounds}))
 
 

@@ -76,7 +76,7 @@ def test_the_turn_of_a_run_that_has_died_is_passed_over(root):
         storage.write_whole(f"{stem}.{number}.json", killed.as_json())
     with turn(root, began):
         assert os.path.exists(f"{stem}.3.json")
-        with pytest.raises(DataError, match="at this moment"), turn(root, began):
+        with pytest.raises(DataError, match="is being committed now"), turn(root, began):
             pytest.fail("it may not commit")
 
 
@@ -88,7 +88,7 @@ def test_a_run_that_was_suspended_in_its_turn_does_not_commit(root, monkeypatch)
         return newest(dataset)
 
     monkeypatch.setattr(turn_module, "newest", overtaken)
-    with pytest.raises(DataError, match="at this moment"), turn(root, began):
+    with pytest.raises(DataError, match="is being committed now"), turn(root, began):
         pytest.fail("it may not commit")
 
 

@@ -161,7 +161,7 @@ def test_a_run_goes_on_from_what_a_killed_driver_had_kept(yarn_etl, mode):
     assert "rows.json" in names
     code, answer, err = yarn_etl.run(config, HOWDAH_TEST_LIMITS=limits)
     assert code == 0, err
-    assert "goes on from the 4,000 rows that an unfinished run has read and divided" in err
+    assert "continuing from the 4,000 rows that an unfinished run has read and split" in err
     assert answer["application"] != application
     whole(answer["dataset"], 4000)
 

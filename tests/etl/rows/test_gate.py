@@ -137,7 +137,7 @@ def test_targets_that_are_no_numbers_are_told_of_the_decimal_comma():
     data = DataSection(task="regression")
     with pytest.raises(DataError) as caught:
         gate.refuse_rejects(10, {"bad_target": 9, "empty": 1}, data)
-    assert "a decimal comma (136,1)" in caught.value.remedy
+    assert "with a decimal point (136.1), not a comma (136,1)" in caught.value.remedy
 
 
 def test_unknown_labels_name_the_nearest():

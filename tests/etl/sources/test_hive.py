@@ -86,7 +86,7 @@ def test_a_query_is_a_source_and_its_files_its_state(answers):
         ("no_such_day", "no such partition", "SHOW PARTITIONS"),
         ("no_such_column", "not partitioned by day", "data.query_file"),
         ("no_such_table", "no such table", "metastore"),
-        ("query_random", "other rows each time", "hash"),
+        ("query_random", "different rows each time", "hash"),
         ("query_drops", "one SELECT", "only reads"),
         ("transactional", "transactional (ACID)", "CREATE EXTERNAL TABLE"),
         ("query_transactional", "transactional (ACID)", "CREATE EXTERNAL TABLE"),

@@ -274,7 +274,7 @@ def test_what_a_source_says_of_splits_groups_and_times(spark, tmp_path):
         ("a", None), ("b", None), ("c", None), ("d", None), ("test:a", "test"),
     ]  # fmt: skip
     (tmp_path / "t.jsonl").write_text("{}")
-    with pytest.raises(ConfigError, match="another kind"):
+    with pytest.raises(ConfigError, match="must have the format of the source"):
         read(spark, source=source, split={"sources": {"test": str(tmp_path / "t.jsonl")}})
 
 

@@ -74,7 +74,7 @@ def test_a_job_whose_run_directory_a_later_one_has_keeps_its_own_end(tmp_path, v
     )
     status = job.status()
     assert status["state"] == "LOST"
-    assert "submit it again" in "\n".join(status_lines(status))
+    assert "submit the job again" in "\n".join(status_lines(status))
     verdict = directory / "finish.json"
     verdict.write_text(json.dumps({"status": "KILLED", "diagnostics": "stopped on request"}))
     os.utime(verdict, (0, job.record.submitted + 90))
@@ -82,7 +82,7 @@ def test_a_job_whose_run_directory_a_later_one_has_keeps_its_own_end(tmp_path, v
     assert (status["state"], round(status["elapsed_seconds"])) == ("KILLED", 90)
     lines = "\n".join(status_lines(status))
     assert "stopped on request" in lines
-    assert "submit it again" not in lines
+    assert "submit the job again" not in lines
     assert "nothing yet" not in lines
 
 
@@ -151,7 +151,7 @@ def test_a_run_that_howdah_train_has_continued_is_no_job_any_more(tmp_path, vict
     lock.take()
     code = cli.run(lambda: cli.app(["kill", str(tmp_path / "run")], standalone_mode=False))
     lock.release()
-    assert code == 2 and "a `howdah train` has this run directory" in capsys.readouterr().err
+    assert code == 2 and "belongs to a `howdah train`" in capsys.readouterr().err
 
 
 def test_ps_shows_what_runs_here_whatever_the_cluster_says(tmp_path, monkeypatch, capsys):
@@ -216,14 +216,14 @@ def test_another_shape_is_said_and_ps_lists_the_others(tmp_path, text):
     (bad / "application.json").write_text(text)
     assert [one["application"] for one in listed(finished=True)] == ["local-1"]
     (tmp_path / "run" / "job" / "application.json").write_text(text)
-    with pytest.raises(DataError, match=r"application\.json|JSON|not whole"):
+    with pytest.raises(DataError, match=r"application\.json|JSON|malformed"):
         commands.find(str(tmp_path / "run"), None)
 
 
 @pytest.mark.parametrize(("key", "value"), [("on", "slurm"), ("kind", "notebook")])
 def test_a_record_of_an_unknown_cluster_or_kind_is_malformed(tmp_path, key, value):
     letter(tmp_path, **{key: value})
-    with pytest.raises(DataError, match="is not whole") as caught:
+    with pytest.raises(DataError, match="is malformed") as caught:
         commands.find(str(tmp_path / "run"), None)
     assert key in caught.value.where and value in caught.value.got
 
@@ -254,7 +254,7 @@ def test_a_status_of_another_shape_is_said_and_ps_lists_the_others(tmp_path, sta
     states = {one["application"]: one["state"] for one in listed(finished=True)}
     assert states == {"local-1": "UNKNOWN", "local-2": "LOST"}
     job = commands.find(str(tmp_path / "run"), None)
-    with pytest.raises(DataError, match=r"status\.json is not whole"):
+    with pytest.raises(DataError, match=r"status\.json is malformed"):
         job.status()
 
 

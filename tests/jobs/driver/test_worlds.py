@@ -298,6 +298,6 @@ def test_a_container_that_was_lost_before_the_world_is_no_cause_of_its_end():
 def test_a_rank_that_was_ended_by_a_signal_was_not_waiting_in_vain():
     w = World()
     w.train("a", "b")
-    error = {"error": "Terminated", "what": "training was asked to end"}
+    error = {"error": "Terminated", "what": "training was terminated"}
     w.die("b", 143, {"consequence": True, "exit_code": 143, "error": error})
     assert w.actions.events[-1] == "rank 1 on n (b) was lost: its process ended with exit code 143"

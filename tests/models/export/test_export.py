@@ -417,11 +417,11 @@ def test_a_directory_whose_record_is_damaged_is_not_replaced(tmp_path, base, inf
         ("config.json", 5, "no JSON object"),
         ("config.json", {"id2label": 5}, "has no labels"),
         (INFO, 5, "no JSON object"),
-        (INFO, {"max_length": "x"}, "is not whole"),
-        (INFO, {"clean": 5}, "is not whole"),
-        (INFO, {"columns": {"text": 5}}, "is not whole"),
-        (INFO, {"framework": ["torch"]}, "is not whole"),
-        (INFO, {"formats": {"onnx": 5}}, "is not whole"),
+        (INFO, {"max_length": "x"}, "is malformed"),
+        (INFO, {"clean": 5}, "is malformed"),
+        (INFO, {"columns": {"text": 5}}, "is malformed"),
+        (INFO, {"framework": ["torch"]}, "is malformed"),
+        (INFO, {"formats": {"onnx": 5}}, "is malformed"),
     ],
 )
 def test_an_export_whose_json_is_of_another_shape_is_refused(

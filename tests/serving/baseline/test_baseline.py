@@ -224,7 +224,7 @@ def test_of_several_runs_that_end_at_once_one_measures_it(dataset, tmp_path, mon
         return measure(*words)
 
     def heard(line: str) -> None:
-        if "another process measures the baseline" in line:
+        if "another process is measuring the baseline" in line:
             waiting.set()
 
     monkeypatch.setattr(local, "measure", counted)
@@ -274,5 +274,5 @@ def test_where_the_dataset_is_read_only_it_is_kept_in_the_run(dataset, tmp_path,
     monkeypatch.setattr(storage, "make_dirs", refused)
     lines: list[str] = []
     measure_baseline(options, progress=lines.append)
-    assert any("the baseline is kept in the run alone: permission denied" in line for line in lines)
+    assert any("the baseline is kept only in the run: permission denied" in line for line in lines)
     assert os.path.exists(tmp_path / "g" / "baseline.json") and not os.path.exists(beside)

@@ -237,14 +237,14 @@ def test_a_decision_belongs_to_the_identity_of_scored_partitions(run):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (DecisionOptions(), "say what"),
+        (DecisionOptions(), "nothing to decide"),
         (DecisionOptions(metric="auc", labels=("spam",)), "unknown metric"),
         (DecisionOptions(metric="f1"), "only one label can have"),
         (DecisionOptions(metric="f1", labels=("eggs",)), "no such label"),
         (DecisionOptions(metric="f1", labels=("spam",), coverage=0.9), "one export"),
-        (DecisionOptions(coverage=0.9, accuracy=0.9), "one way"),
+        (DecisionOptions(coverage=0.9, accuracy=0.9), "only one way"),
         (DecisionOptions(accuracy=1.5), "(?s)not a share.*accuracy.*above 0, at most 1"),
-        (DecisionOptions(reset=True, calibrate=True), "nothing else"),
+        (DecisionOptions(reset=True, calibrate=True), "--reset cannot be combined"),
     ],
 )
 def test_what_is_refused(run, options, message):

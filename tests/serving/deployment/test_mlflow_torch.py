@@ -114,7 +114,7 @@ def test_a_version_is_registered_once_loaded_and_served(place, monkeypatch):
 def test_what_cannot_be_registered_is_refused(place):
     directory = ["model", "register", "--set", "publish.directory=models", "--model", "zoo"]
     done = howdah(place, *directory)
-    assert (done["code"], "no registry" in done["what"]) == (2, True)
+    assert (done["code"], "no MLflow registry" in done["what"]) == (2, True)
     done = howdah(
         place, *directory, "--set", "tracking.mlflow.uri=sqlite:////proc/none/registry.db"
     )

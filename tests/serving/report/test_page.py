@@ -316,13 +316,13 @@ def test_the_data_report_says_whether_one_can_train(tmp_path):
     value = data.contents(manifest, built)
     assert value["samples"] == {"a": ["from [mail]"]} and value["reject_samples"] == {}
     page = data.page(value)
-    assert "Yes: train on it" in page and "480</b> rows" in page and "&lt;b&gt;" in page
+    assert "Ready for training" in page and "480</b> rows" in page and "&lt;b&gt;" in page
     assert "zoe@" not in page and page.count("<script") == 1
     manifest.quality["look"] = [
         {"kind": "absent_labels", "text": "'<b>' has no row in test.", "yaml": ["data: {}"]}
     ]
     page = data.page(data.contents(manifest, built, "none"))
-    assert "look at this first" in page and "<pre>data: {}</pre>" in page
+    assert "Check this before training" in page and "<pre>data: {}</pre>" in page
     assert "[mail]" not in page and "report.texts: none" in page
     write(run)
     data.write(f"{tmp_path}/data/v=0", manifest, built, "none", run)

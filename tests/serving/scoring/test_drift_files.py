@@ -94,14 +94,14 @@ def test_predictions_with_another_decision_are_refused_or_a_line_says_so(tmp_pat
     path = write(tmp_path / "predictions.parquet", WRITTEN, decision=calibrated.hash)
     assert len(read(path, bins=bins_of(temperature=1.7))) == 3
     for bins in (bins_of(), bins_of(temperature=1.8)):
-        with pytest.raises(DataError, match="another decision"):
+        with pytest.raises(DataError, match="a different decision"):
             read(path, bins=bins)
     # Lines do not name a decision, but have labels.
     sure = [*WRITTEN, Prediction("4", "a", np.array([0.75, 0.25], np.float32))]
     path, lines = write(tmp_path / "predictions.jsonl", sure), []
     assert len(read(path, say=lines.append)) == 4 and lines == []
     read(path, bins=bins_of(reject_below=0.8), say=lines.append)
-    assert "2 of 4 rows have another label" in lines[0]
+    assert "other labels to the scores of 2 of 4 rows" in lines[0]
 
 
 def test_texts_are_not_taken_for_predictions(tmp_path):

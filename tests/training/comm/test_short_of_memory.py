@@ -63,5 +63,5 @@ def test_a_row_that_does_not_fit_is_an_error(tmp_path, tiny_dataset, tiny_model_
         env={"SHORT_OF_MEMORY": json.dumps({"rank": 0, "tokens": 8, "in": "forward"})},
     )  # fmt: skip
     assert done.returncode == 6 and "Traceback" not in done.output
-    assert "memory does not suffice for a micro-batch" in done.output
+    assert "there is not enough memory for a micro-batch" in done.output
     assert "set training.gradient_checkpointing, or use a device with more memory" in done.output

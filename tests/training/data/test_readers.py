@@ -227,7 +227,7 @@ def test_an_altered_or_foreign_index_is_refused(small):
     path = small.index_path(entries[0])
     data = storage.read_bytes(path)
     storage.write_whole(path, data[:50] + b"!" + data[51:])
-    with pytest.raises(DataError, match="index is not whole"):
+    with pytest.raises(DataError, match="index is not valid"):
         ShardSet(small, "train")
     other = small.index_path(small.manifest.splits["test"][0])
     storage.write_whole(path, storage.read_bytes(other))

@@ -119,7 +119,7 @@ def test_a_run_begun_elsewhere_finds_its_own_best(begin):
     whole = begin("whole").go()
     other = begin("other", checkpoint={"resume": whole.run.checkpoints.path_of(4)})
     assert other.state.best_step is None
-    assert "the next evaluation is the best" in other.console.getvalue()
+    assert "the next evaluation counts as the best" in other.console.getvalue()
     assert other.go().state.best_step == 8  # of 6 and 8, the better one
     assert other.exported_bias() == AMPLITUDES[8]
 

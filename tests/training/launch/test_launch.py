@@ -72,7 +72,7 @@ def test_the_shown_command_can_be_pasted(tmp_path, monkeypatch):
             pass
 
     monkeypatch.setattr(launch, "RankProcess", Rank)
-    with pytest.raises(ClusterError, match="without saying why") as caught:
+    with pytest.raises(ClusterError, match="without reporting an error") as caught:
         launch.train(config(tmp_path / "it's a $HOME"))
     (shown,) = [line for line in caught.value.got.splitlines() if line.startswith("command: ")]
     words = shown.removeprefix("command: ")

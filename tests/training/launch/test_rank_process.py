@@ -161,7 +161,7 @@ def test_a_rank_that_does_not_train_yet_is_ended_at_once(tmp_path):
     process.send_signal(2)
     out, err = process.communicate(timeout=120)
     assert json.loads(out.splitlines()[-1]) == [-15, 2, False], err
-    assert "SIGINT: stopping, training has not begun" in err
+    assert "SIGINT: stopping; training has not begun" in err
 
 
 def test_a_rank_that_does_not_stop_in_time_is_killed(tmp_path):
@@ -188,7 +188,7 @@ def test_asked_twice_it_does_not_wait(tmp_path):
     process = outer(tmp_path, script, grace=3600)
     record = wait_for_rank(tmp_path)
     process.send_signal(2)
-    assert "(once more: kill)" in process.stderr.readline()
+    assert "(send it again to kill at once)" in process.stderr.readline()
     process.send_signal(2)
     out, err = process.communicate(timeout=120)
     assert json.loads(out.splitlines()[-1])[1:] == [2, True], err

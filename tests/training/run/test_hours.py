@@ -69,7 +69,7 @@ class Manager:
     def application(self, name: str) -> dict:
         self.looked_up.append(name)
         if name not in self.reports:
-            raise NotFound("YARN does not know it", where=name)
+            raise NotFound("YARN has no such application or resource", where=name)
         return self.reports[name]
 
     def clock(self) -> float:

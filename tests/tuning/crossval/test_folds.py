@@ -195,7 +195,7 @@ def test_folds_of_the_baseline_are_measured_once(command, tmp_path):
     assert "start Spark" not in again.stderr
     changed = howdah([*command, "--baseline", "--set", "training.class_weights=balanced"])
     error = json.loads(changed.stdout)
-    assert changed.returncode == 2 and "another configuration" in error["what"]
+    assert changed.returncode == 2 and "a different configuration" in error["what"]
 
 
 @pytest.mark.spark

@@ -144,7 +144,7 @@ def test_status_of_a_job_that_yarn_has_forgotten_comes_from_its_run_directory(jo
     manager = Manager()
 
     def forgotten(application):
-        raise NotFound("YARN does not know it")
+        raise NotFound("YARN has no such application or resource")
 
     manager.application = forgotten
     with pytest.raises(NotFound):

@@ -26,7 +26,7 @@ class Manager:
 
     def application(self, application):
         if application not in self.states:
-            raise NotFound("YARN does not know it", where=application)
+            raise NotFound("YARN has no such application or resource", where=application)
         return {"id": application, "state": self.states[application], "user": "me"}
 
     def applications(self, applicationTags, user, states=None):

@@ -251,7 +251,7 @@ class Worker:
 
     def end(self):
         self.did("stopped")
-        error = {"error": "Terminated", "what": "asked to end", "exit_code": 143}
+        error = {"error": "Terminated", "what": "training was terminated", "exit_code": 143}
         self.say(type="failed", exit_code=143, consequence=False, error=error)
         os._exit(143)
 
