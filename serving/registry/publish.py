@@ -77,14 +77,6 @@ def publish(
     verdict.require("gate")
     if version is None:
         version = _add_version(model, run, progress)
-<<<<<<< HEAD
-=======
-    if challenger:
-        changed = _write_challenger(model, version, note, verdict.as_dict())
-        if changed:
-            progress(f"published as the challenger: {model.path_of(version)}")
-        return _result(model, version, None, changed=changed) | {"gate": verdict.as_dict()}
->>>>>>> words
     while True:
         newest, now = model.newest()
         if version in _order(now):  # another publisher of this run was faster
