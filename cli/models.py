@@ -106,6 +106,44 @@ def publish(
     rollback: Annotated[
         bool, typer.Option("--rollback", help="Go back to the version before the current one.")
     ] = False,
+    note: Annotated[
+        str | None, typer.Option(help="Note for the history, e.g. who approved it.")
+    ] = None,
+    anyway: Annotated[
+        bool,
+        typer.Option(
+            "--anyway",
+            help="Publish even if the report says Not good and gate.* sets no bounds; with"
+            " --version or --rollback, even if rows of that version were forgotten since.",
+        ),
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Publish the configuration's run as <publish.directory>/<name>/v=N, if it passes the gate."""
+    if version is not None and rollback:
+        raise UsageError("give one of --version and --rollback")
+    from howdah.serving.registry import publish as publishing
+
+    checked = load(chosen(config, set), set)
+    if follows := checked.publish.mlflow.mode is not None:
+        from howdah.serving.deployment import following, mlflow_registry
+
+        mlflow_registry.require_mlflow()
+    if version is not None:
+        made = publishing.republish(
+            checked, version, note=note, despite_forgotten=anyway, progress=say
+        )
+    elif rollback:
+        made = publishing.roll_back(checked, note=note, despite_forgotten=anyway, progress=say)
+    else:
+        made = publishing.publish(
+            checked, evaluator(checked), note=note, review=reviewer(anyway), progress=say
+        )
+    if follows:
+        made["mlflow"] = following.after_publish(checked, say)
+    state = "published" if made["changed"] else "unchanged"
+    lines = [f"{state}: {storage.absolute(made['path'])}"]
+    if made["current"] != made["version"]:
         lines += [f"current is v={made['current']}; `howdah publish --version` changes that"]
     if follows:
         lines += [f"MLflow: {made['mlflow']['state']}"]
@@ -213,7 +251,7 @@ def register(
 ) -> None:
     """Register a published model or an export in MLflow's model registry, as a pyfunc from code.
 
-    if made["current"] != made["version"]:
+    With publish.mlflow.mode and no options: add missing versions and set the alias, as published.
     """
     allowed(("--model", "model", model))
     checked = load(config, set)
