@@ -190,8 +190,9 @@ class Bins:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON."""
+        decision = self.decision.as_dict()
         return {
-            "decision": self.decision.as_dict() or None,
+            **({"decision": decision} if decision else {}),  # ids without one stay
             "task": self.task,
             "labels": list(self.labels),
             "confidence": list(self.confidence),
