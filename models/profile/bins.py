@@ -192,7 +192,7 @@ class Bins:
         """Plain JSON."""
         decision = self.decision.as_dict()
         return {
-            **({"decision": decision} if decision else {}),  # ids without one stay
+            **({"decision": decision} if decision else {}),  # existing profiles have no such key
             "task": self.task,
             "labels": list(self.labels),
             "confidence": list(self.confidence),
